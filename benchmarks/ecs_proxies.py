@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._ecs.taylor import LINEAR, TaylorTerms
-from torch_sgmcmc._impl.parameters import exchanged
+from torch_sgmcmc.core.parameters import exchanged
+from torch_sgmcmc.samplers._ecs.taylor import LINEAR, TaylorTerms
 
 # Pixels on a side, and hidden units.
 MODELS = {"softmax": (7, 0), "small": (7, 10), "network": (14, 50)}

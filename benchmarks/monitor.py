@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl.context import context_of
+from torch_sgmcmc.core.context import context_of
 
 SAMPLERS = {
     "SGLD": lambda p: sg.SGLD(p, 1e-6, num_data=6e4),

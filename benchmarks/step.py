@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl import ops
+from torch_sgmcmc.core import ops
 
 LR, NUM_DATA, MOMENTUM = 0.1, 50_000, 0.9
 NOISE = (2 * LR / NUM_DATA) ** 0.5

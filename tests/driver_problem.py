@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.posterior import run as driver
+from torch_sgmcmc.run import sample as driver
 
 ROWS = 60
 

@@ -13,7 +13,7 @@ from reference import DTYPES, SIZES, arithmetic
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc.core import ops as ops
 
 
 def digest(tensors):

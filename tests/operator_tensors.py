@@ -3,7 +3,7 @@
 import torch
 from reference import DTYPES, SIZES, arithmetic, assert_rounded, same_bits
 
-from torch_sgmcmc._impl.ops import OP_SPECS
+from torch_sgmcmc.core.ops import OP_SPECS
 
 # Large steps, so that no term of an update hides behind another.
 TARGET = {"lr": 0.3, "num_data": 7.0, "prior_precision": 1.9, "temperature": 0.7}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc.core import ops as ops
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SIZES = (

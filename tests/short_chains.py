@@ -8,7 +8,7 @@ from reference import same_bits
 from torch import nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc.core import ops as ops
 
 TARGET = {"lr": 0.1, "num_data": 50.0, "prior_precision": 2.0, "temperature": 0.9}
 #: Samplers that go by gradients, what all of them take, and perhaps momenta: SGLD, and

@@ -5,7 +5,7 @@ import io
 import torch
 
 from torch_sgmcmc import SampleStore
-from torch_sgmcmc.posterior.store_files import COLUMNS
+from torch_sgmcmc.draws.store_files import COLUMNS
 
 
 def through_file(value, *, weights_only=True):

@@ -10,14 +10,11 @@ except ImportError as error:
     ) from error
 
 from torch_sgmcmc import calibration, losses, scoring
-from torch_sgmcmc._ecs.likelihood import PredictorLogLikelihood, RowCache
-from torch_sgmcmc._ecs.state import ECSEfficiency
-from torch_sgmcmc._impl.distributed import check_replicas, check_replicas_every
-from torch_sgmcmc._impl.random_state import SharedNoiseWarning, fold_in
-from torch_sgmcmc._impl.state_dict import load, save
-from torch_sgmcmc._sbps.segment_stats import TimeAverage
-from torch_sgmcmc.compile import compile_steps
 from torch_sgmcmc.control_variates import SVRG, ControlVariates
+from torch_sgmcmc.core.distributed import check_replicas, check_replicas_every
+from torch_sgmcmc.core.random_state import SharedNoiseWarning, fold_in
+from torch_sgmcmc.core.sampler import Sampler
+from torch_sgmcmc.core.state_dict import load, save
 from torch_sgmcmc.data import IndependentBatchSampler
 from torch_sgmcmc.diagnostics.convergence import to_arviz
 from torch_sgmcmc.diagnostics.learning_coefficient import (
@@ -28,20 +25,23 @@ from torch_sgmcmc.diagnostics.report import Report, report
 from torch_sgmcmc.diagnostics.setup_check import check_setup
 from torch_sgmcmc.diagnostics.setup_issues import Issue, SetupReport
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
-from torch_sgmcmc.posterior.chain import ChainState
-from torch_sgmcmc.posterior.collector import Collector
-from torch_sgmcmc.posterior.predict import Prediction, Predictive, predict
-from torch_sgmcmc.posterior.run import sample
-from torch_sgmcmc.posterior.store import Draw, Draws, SampleStore
-from torch_sgmcmc.posterior.store_files import CorruptDrawError
-from torch_sgmcmc.posterior.writer import SampleWriter
+from torch_sgmcmc.draws.predict import Prediction, Predictive, predict
+from torch_sgmcmc.draws.store import Draw, Draws, SampleStore
+from torch_sgmcmc.draws.store_files import CorruptDrawError
+from torch_sgmcmc.draws.writer import SampleWriter
 from torch_sgmcmc.priors import prior_groups
+from torch_sgmcmc.run.chain import ChainState
+from torch_sgmcmc.run.collector import Collector
+from torch_sgmcmc.run.compile import compile_steps
+from torch_sgmcmc.run.sample import sample
+from torch_sgmcmc.samplers._ecs.likelihood import PredictorLogLikelihood, RowCache
+from torch_sgmcmc.samplers._ecs.state import ECSEfficiency
+from torch_sgmcmc.samplers._sbps.segment_stats import TimeAverage
 from torch_sgmcmc.samplers.baoa import BAOA
 from torch_sgmcmc.samplers.ewsg import EWSG
 from torch_sgmcmc.samplers.hmc import HMC
 from torch_sgmcmc.samplers.hmc_ecs import HMCECS
 from torch_sgmcmc.samplers.psgld import PSGLD
-from torch_sgmcmc.samplers.sampler import Sampler
 from torch_sgmcmc.samplers.sbps import SBPS
 from torch_sgmcmc.samplers.sghmc import SGHMC
 from torch_sgmcmc.samplers.sgld import SGLD

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc._impl.hyperparams import check_integer, check_real, draw_seed
-from torch_sgmcmc._impl.random_state import fold_in
-from torch_sgmcmc._impl.spec import Takes, traits_of
-from torch_sgmcmc._impl.utils import progress_bar
+from torch_sgmcmc.core.hyperparams import check_integer, check_real, draw_seed
+from torch_sgmcmc.core.random_state import fold_in
+from torch_sgmcmc.core.sampler import Sampler
+from torch_sgmcmc.core.spec import Takes, traits_of
+from torch_sgmcmc.core.utils import arviz, progress_bar
 from torch_sgmcmc.data import closure_of
-from torch_sgmcmc.diagnostics.convergence import arviz
 from torch_sgmcmc.diagnostics.temperatures import panels
-from torch_sgmcmc.samplers.sampler import Sampler
 
 __all__ = ["Calibration", "sbc"]
 

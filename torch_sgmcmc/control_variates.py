@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torch_sgmcmc._impl.context import state_dtype
-from torch_sgmcmc._impl.dtensor import refuse
-from torch_sgmcmc._impl.hyperparams import (
+from torch_sgmcmc.core.context import state_dtype
+from torch_sgmcmc.core.dtensor import refuse
+from torch_sgmcmc.core.hyperparams import (
     check_function,
     check_integer,
     check_real,
     wrong_type,
 )
-from torch_sgmcmc._impl.ops import control_variate_
-from torch_sgmcmc._impl.parameters import exchanged, kept_gradients
-from torch_sgmcmc._impl.state_dict import check_keys, check_tensor
-from torch_sgmcmc._impl.utils import progress_bar, tensors_in
-from torch_sgmcmc.samplers.sampler import Sampler, check_sampler
+from torch_sgmcmc.core.ops import control_variate_
+from torch_sgmcmc.core.parameters import exchanged, kept_gradients
+from torch_sgmcmc.core.sampler import Sampler, check_sampler
+from torch_sgmcmc.core.state_dict import check_keys, check_tensor
+from torch_sgmcmc.core.utils import progress_bar, tensors_in
 
 LossFunction = Callable[[Any], Tensor]
 

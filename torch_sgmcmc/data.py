@@ -13,11 +13,11 @@ import torch.utils.data
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.hyperparams import check_integer, draw_seed, wrong_shape
-from torch_sgmcmc._impl.random_state import fold_in
-from torch_sgmcmc._impl.spec import Takes, needs_graph, traits_of
-from torch_sgmcmc._impl.state_dict import check_keys, plain_number, saved_number
-from torch_sgmcmc.samplers.sampler import Sampler
+from torch_sgmcmc.core.hyperparams import check_integer, draw_seed, wrong_shape
+from torch_sgmcmc.core.random_state import fold_in
+from torch_sgmcmc.core.sampler import Sampler
+from torch_sgmcmc.core.spec import Takes, needs_graph, traits_of
+from torch_sgmcmc.core.state_dict import check_keys, plain_number, saved_number
 
 
 class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torch_sgmcmc._impl.hyperparams import check_real, wrong_shape
+from torch_sgmcmc.core.hyperparams import check_real, wrong_shape
 
 __all__ = [
     "Likelihood",

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from torch_sgmcmc._impl.hyperparams import check_real
-from torch_sgmcmc._impl.utils import Snapshot, resolved
+from torch_sgmcmc.core.hyperparams import check_real
+from torch_sgmcmc.core.utils import Snapshot, resolved
 
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 # The prior of norms' scales and offsets: standard deviation 0.2 around 1 and 0.

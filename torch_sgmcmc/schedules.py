@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl import dtensor
-from torch_sgmcmc._impl.context import context_of, kind_of, local
-from torch_sgmcmc._impl.hyperparams import check_integer, check_real, settings
-from torch_sgmcmc._impl.ops import sum_of_squares
-from torch_sgmcmc._impl.state import away_from_mean, restore_given
-from torch_sgmcmc._impl.state_dict import check_count, check_keys, saved_number
-from torch_sgmcmc.samplers.sampler import Sampler, SharedSettings, check_sampler
+from torch_sgmcmc.core import dtensor
+from torch_sgmcmc.core.context import context_of, kind_of, local
+from torch_sgmcmc.core.hyperparams import check_integer, check_real, settings
+from torch_sgmcmc.core.ops import sum_of_squares
+from torch_sgmcmc.core.sampler import Sampler, SharedSettings, check_sampler
+from torch_sgmcmc.core.state import away_from_mean, restore_given
+from torch_sgmcmc.core.state_dict import check_count, check_keys, saved_number
 
 
 class _Schedule(LRScheduler):

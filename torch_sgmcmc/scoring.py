@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_sgmcmc._impl.hyperparams import check_integer, check_real, wrong_shape
-from torch_sgmcmc._impl.utils import optional
+from torch_sgmcmc.core.hyperparams import check_integer, check_real, wrong_shape
+from torch_sgmcmc.core.utils import optional
+from torch_sgmcmc.draws.forward import default_forward
+from torch_sgmcmc.draws.predict import predict
 from torch_sgmcmc.losses import Likelihood, likelihood_of
-from torch_sgmcmc.posterior.forward import default_forward
-from torch_sgmcmc.posterior.predict import predict
 
 __all__ = [
     "RegressionScores",

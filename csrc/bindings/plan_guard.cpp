@@ -1,4 +1,4 @@
-// The guard of a step plan (torch_sgmcmc/_impl/step_plan.py): compares param
+// The guard of a step plan (torch_sgmcmc/core/step_plan.py): compares param
 // groups, parameters and state object by object. In Python a dozen lookups
 // would take a third of a small network's step.
 #include <pybind11/pybind11.h>

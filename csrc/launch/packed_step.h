@@ -2,7 +2,7 @@
 //
 // torch matches each argument by name, which would take most of a step's time.
 // Python packs a step again only if a hyperparameter has changed
-// (torch_sgmcmc/_impl/step_plan.py).
+// (torch_sgmcmc/core/step_plan.py).
 #pragma once
 
 #include <bit>

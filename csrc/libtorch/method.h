@@ -1,4 +1,4 @@
-// Calls of operators with a spec: torch_sgmcmc/_impl/step_plan.py in C++.
+// Calls of operators with a spec: torch_sgmcmc/core/step_plan.py in C++.
 #pragma once
 
 #include <array>

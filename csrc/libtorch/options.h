@@ -45,7 +45,7 @@ template <typename T>
 T FromValue(std::string_view name, const c10::IValue& value);
 
 // A count in a state dict: Note [Ints of state dicts],
-// torch_sgmcmc/_impl/state_dict.py.
+// torch_sgmcmc/core/state_dict.py.
 c10::IValue SavedCount(const Count& count);
 // The same for ints wider than 32 bits; other values unchanged.
 c10::IValue Narrow(const c10::IValue& value);

@@ -1,4 +1,4 @@
-// Note [Rescaled momenta] in torch_sgmcmc/_impl/state.py.
+// Note [Rescaled momenta] in torch_sgmcmc/core/state.py.
 
 #include <ATen/ATen.h>
 

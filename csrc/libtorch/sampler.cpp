@@ -27,7 +27,7 @@ using torch::optim::OptimizerParamGroup;
 
 namespace {
 
-// Equal to draw_seed in torch_sgmcmc/_impl/hyperparams.py.
+// Equal to draw_seed in torch_sgmcmc/core/hyperparams.py.
 int64_t DrawSeed() {
   return torch::randint(std::numeric_limits<int64_t>::max(), {},
                         at::TensorOptions(at::kLong))

@@ -47,7 +47,7 @@ class NonfiniteError : public std::runtime_error {
 };
 
 // The lr, T and N of a param group's state: Note [Rescaled momenta],
-// torch_sgmcmc/_impl/state.py.
+// torch_sgmcmc/core/state.py.
 struct GroupRecords {
   struct Estimate {
     double value = 0;
@@ -117,7 +117,7 @@ struct FiniteCheck {
   at::Tensor counts;
 };
 
-// The finite check of gradients (torch_sgmcmc/_impl/finite_check.py).
+// The finite check of gradients (torch_sgmcmc/core/finite_check.py).
 struct DeferredFiniteCheck {
   // Checks of this step.
   std::vector<FiniteCheck> asked;

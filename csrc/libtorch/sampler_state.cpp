@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::string_view kNumGrads = "num_grads";
 
-// The format of state dicts; torch_sgmcmc/_impl/random_state.py has it, too.
+// The format of state dicts; torch_sgmcmc/core/random_state.py has it, too.
 constexpr int64_t kFormat = 1;
 
 using Names = std::set<std::string>;  // sorted, as messages list them

@@ -26,7 +26,7 @@
 #include "libtorch/sampler_impl.h"
 #include "libtorch/tensor_lists.h"
 
-// torch_sgmcmc/posterior/store_files.py does the same in Python.
+// torch_sgmcmc/draws/store_files.py does the same in Python.
 namespace torch_sgmcmc {
 
 using Json = nlohmann::json;

@@ -1,4 +1,4 @@
-// A straight line of the bouncy particle: torch_sgmcmc/_sbps/trajectory.py in
+// A straight line of the bouncy particle: torch_sgmcmc/samplers/_sbps/trajectory.py in
 // C++. A bounce or refreshment makes another trajectory, so that a failed step
 // changes nothing.
 #pragma once

@@ -85,7 +85,7 @@ bool IsConstant(const Tensor& gradients, const ECSMaybe& hessians) {
          gradients.size(0) == 0;
 }
 
-// Expansions of M data (torch_sgmcmc/_ecs/taylor.py).
+// Expansions of M data (torch_sgmcmc/samplers/_ecs/taylor.py).
 struct ECSTerms {
   ECSTerms(const ECSArrays& arrays, const Tensor& theta,
            const Tensor& gradients_of, const ECSMaybe& scales_of,

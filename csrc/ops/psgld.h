@@ -29,7 +29,7 @@ namespace torch_sgmcmc {
 
 // The number that is added to sqrt(V): eps, unless the prior's part of a step
 // were more than a tenth of theta - mu where V is 0. Python has the same
-// (least_root in torch_sgmcmc/_impl/hyperparams.py).
+// (least_root in torch_sgmcmc/core/hyperparams.py).
 inline double LeastRoot(double eps, double lr, double weight_decay) {
   return std::max(eps, 10 * lr * weight_decay);
 }

@@ -7,7 +7,7 @@ from test_step_plan import has_plan
 from torch import nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl.context import context_of
+from torch_sgmcmc.core.context import context_of
 
 
 def ewsg(**settings):

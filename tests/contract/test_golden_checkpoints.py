@@ -1,7 +1,7 @@
 """Checkpoints of format 1, one for each sampler, which later versions load or refuse.
 
 ``python tests/contract/test_golden_checkpoints.py`` writes them. Only a new format
-(``FORMAT`` in ``_impl/random_state.py``) is a reason to.
+(``FORMAT`` in ``core/random_state.py``) is a reason to.
 """
 
 import copy

@@ -14,7 +14,7 @@ from torch import nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc.core import ops as ops
 
 
 def by_hand(params, closure, momenta, masses, priors, chains, temperature):

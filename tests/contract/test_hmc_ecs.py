@@ -14,9 +14,9 @@ from short_chains import assert_same
 from stored_files import through_file
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._ecs import target as parts
-from torch_sgmcmc._ecs.taylor import WHOLE
 from torch_sgmcmc.samplers import hmc_ecs
+from torch_sgmcmc.samplers._ecs import target as parts
+from torch_sgmcmc.samplers._ecs.taylor import WHOLE
 
 
 @pytest.mark.parametrize("estimator", ["perturbed", "signed"])

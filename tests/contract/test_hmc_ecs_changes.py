@@ -272,7 +272,7 @@ def tensors(value):
 def test_a_state_moves_to_the_device_of_the_parameters(settings, monkeypatch):
     """The device "meta" stands for any other: nothing is computed there."""
     for check in ("check_parameter", "check_memory"):
-        monkeypatch.setattr(f"torch_sgmcmc._impl.parameters.{check}", lambda *_: None)
+        monkeypatch.setattr(f"torch_sgmcmc.core.parameters.{check}", lambda *_: None)
     data = Data("tanh")
     sampler = make(data, **settings)
     chain(sampler, data, 2)

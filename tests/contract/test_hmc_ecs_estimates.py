@@ -10,9 +10,9 @@ import torch
 from ecs_data import F64, Data, N, make
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._ecs.target import Estimator, SubsampleDraws, estimate
-from torch_sgmcmc._ecs.taylor import whitening
-from torch_sgmcmc._impl.ops import ecs_estimate
+from torch_sgmcmc.core.ops import ecs_estimate
+from torch_sgmcmc.samplers._ecs.target import Estimator, SubsampleDraws, estimate
+from torch_sgmcmc.samplers._ecs.taylor import whitening
 
 
 def test_the_second_order_of_a_gaussian_model_has_no_variance():

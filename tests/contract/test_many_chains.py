@@ -15,7 +15,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc.core import ops as ops
 
 CHAINS, SEED = 3, -(2**61)
 #: More than a noise block, a part of one, and one that is moved by a matrix below.

@@ -17,7 +17,7 @@ from reference import same_bits
 from torch import nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc.core import ops as ops
 
 LOW = (torch.bfloat16, torch.float16)
 # What is rounded is each sampler's own; to which type it is, their base class's.
@@ -150,7 +150,7 @@ def law_of(kind, dtype, *, forget):
 
     leapfrog = rounded_leapfrog if forget else LEAPFROG
     for _ in range(steps):
-        with mock.patch("torch_sgmcmc._impl.ops.hmc_leapfrog_", leapfrog):
+        with mock.patch("torch_sgmcmc.core.ops.hmc_leapfrog_", leapfrog):
             sampler.step(closure)
         moved |= p.detach() != begin
         if forget:

@@ -17,7 +17,7 @@ from sbps_chains import two as two_for_sbps
 from torch import nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl import finite_check
+from torch_sgmcmc.core import finite_check
 
 BAD = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
 EACH = pytest.mark.parametrize("value", BAD)

@@ -42,7 +42,7 @@ def test_two_threads_are_at_work():
     # kernel tells it, shows that they took part.
     program = """
 import os, torch
-from torch_sgmcmc._impl.ops import gaussian_
+from torch_sgmcmc.core.ops import gaussian_
 def threads():
     return {int(t) for t in os.listdir("/proc/self/task")}
 def has_worked(thread):

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl.spec import UNKNOWN, Takes, Traits, traits_of
-from torch_sgmcmc.samplers.sampler import Sampler
+from torch_sgmcmc.core.sampler import Sampler
+from torch_sgmcmc.core.spec import UNKNOWN, Takes, Traits, traits_of
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(inspect.getfile(sg)).parent

@@ -13,7 +13,7 @@ from torch import nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl import distributed
+from torch_sgmcmc.core import distributed
 
 SEEDS = (0, 1, -1, 2**63 - 1, -(2**63), 5)
 

@@ -10,7 +10,7 @@ from stored_files import through_file
 from torch import nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl.state_dict import plain_number
+from torch_sgmcmc.core.state_dict import plain_number
 
 # What is kept is each sampler's own; what is done with it is their base class's.
 each = pytest.mark.parametrize("kind", EVERY)

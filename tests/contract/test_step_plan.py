@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl import distributed, step_plan
-from torch_sgmcmc._impl.context import context_of
-from torch_sgmcmc._impl.ops import fused_step_
+from torch_sgmcmc.core import distributed, step_plan
+from torch_sgmcmc.core.context import context_of
+from torch_sgmcmc.core.ops import fused_step_
 
 # That go by gradients alone; EWSG has more tests in test_ewsg_plan.py.
 KINDS = ("SGLD", "SGLRW", "SGHMC", "BAOA", "SGNHT")

@@ -11,7 +11,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl.utils import plain_names, unwrapped
+from torch_sgmcmc.core.utils import plain_names, unwrapped
 
 X = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
 

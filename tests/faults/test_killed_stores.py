@@ -21,7 +21,7 @@ from stored_files import columns, contents
 from torch import nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.posterior.store_files import DTYPES
+from torch_sgmcmc.draws.store_files import DTYPES
 
 pytestmark = pytest.mark.full
 

@@ -13,8 +13,13 @@ from torch import Tensor
 
 import torch_sgmcmc as sg
 from harness.ecs import Experiment, Observed, State
-from torch_sgmcmc._ecs import target as parts
-from torch_sgmcmc._ecs.target import Estimator, Point, Subsample, SubsampledTarget
+from torch_sgmcmc.samplers._ecs import target as parts
+from torch_sgmcmc.samplers._ecs.target import (
+    Estimator,
+    Point,
+    Subsample,
+    SubsampledTarget,
+)
 from torch_sgmcmc.samplers.hmc_ecs import _OF_SUBSAMPLE
 
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from torch_sgmcmc import compile
+from torch_sgmcmc.run import compile
 
 #: Inductor builds what it makes.
 NEEDS_COMPILER = pytest.mark.skipif(

@@ -16,7 +16,7 @@ from scipy.integrate import quad
 from torch import nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc.core import ops as ops
 
 pytestmark = pytest.mark.full
 

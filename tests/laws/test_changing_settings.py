@@ -18,8 +18,8 @@ from levels import at_levels
 from torch.optim import lr_scheduler
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl import hyperparams, state, step_plan
-from torch_sgmcmc.samplers import sampler as sampler_module
+from torch_sgmcmc.core import hyperparams, state, step_plan
+from torch_sgmcmc.core import sampler as sampler_module
 
 CHAINS = 40_000  # a variance is known to 0.7 %
 CURVATURE = 1.0

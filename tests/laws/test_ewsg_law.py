@@ -19,7 +19,7 @@ from harness.statistics import StatisticalError, check_mean, check_z
 from levels import at_levels
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc.core import ops as ops
 
 pytestmark = pytest.mark.full
 

@@ -16,8 +16,8 @@ from levels import at_levels
 from scipy import stats
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._ecs.taylor import Anchor, Prior
-from torch_sgmcmc._impl import hmc_dynamics
+from torch_sgmcmc.samplers import hmc_dynamics
+from torch_sgmcmc.samplers._ecs.taylor import Anchor, Prior
 
 # Warm-ups choose few factors here.
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:num_blocks")]

@@ -34,9 +34,9 @@ from torch import nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl import ops as ops
-from torch_sgmcmc._sbps.trajectory import Observation
+from torch_sgmcmc.core import ops as ops
 from torch_sgmcmc.samplers import sbps
+from torch_sgmcmc.samplers._sbps.trajectory import Observation
 
 pytestmark = pytest.mark.full
 

@@ -14,7 +14,7 @@ from short_chains import assert_same
 from torch import nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc.core import ops as ops
 
 pytestmark = pytest.mark.full
 

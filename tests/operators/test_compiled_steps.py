@@ -25,7 +25,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl.ops import OP_SPECS, chain_product, gaussian_, noise_steps_
+from torch_sgmcmc.core.ops import OP_SPECS, chain_product, gaussian_, noise_steps_
 
 pytestmark = pytest.mark.full
 

@@ -20,7 +20,7 @@ from short_chains import ANY_DRAWS, assert_same, make, make_params, set_grads, t
 from torch import nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc.core import ops as ops
 
 pytestmark = pytest.mark.full
 
@@ -520,7 +520,7 @@ def test_a_sampler_of_parameters_on_two_devices(kind):
 
 @needs_graphs
 def test_a_library_without_kernels_raises(monkeypatch):
-    monkeypatch.setattr("torch_sgmcmc._impl.parameters.HAS_CUDA", False)
+    monkeypatch.setattr("torch_sgmcmc.core.parameters.HAS_CUDA", False)
     params, sampler = on_gpu("SGLD")
     before = [p.detach().clone() for p in params]
     with refused(

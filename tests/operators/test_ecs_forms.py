@@ -8,9 +8,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torch_sgmcmc._ecs import taylor
-from torch_sgmcmc._ecs.likelihood import LikelihoodGraph
-from torch_sgmcmc._ecs.taylor import CONSTANT, LINEAR, WHOLE, TaylorSums, TaylorTerms
+from torch_sgmcmc.samplers._ecs import taylor
+from torch_sgmcmc.samplers._ecs.likelihood import LikelihoodGraph
+from torch_sgmcmc.samplers._ecs.taylor import (
+    CONSTANT,
+    LINEAR,
+    WHOLE,
+    TaylorSums,
+    TaylorTerms,
+)
 
 F64 = torch.float64
 Function = Callable[[list[Tensor], Tensor, Tensor], Tensor]
@@ -174,7 +180,8 @@ def test_passes_by_single_directions_and_by_batches():
 
 
 def test_a_hessian_of_many_passes(monkeypatch):
-    monkeypatch.setattr("torch_sgmcmc._ecs.likelihood._MOST_ELEMENTS", 2 * (4 + 12))
+    name = "torch_sgmcmc.samplers._ecs.likelihood._MOST_ELEMENTS"
+    monkeypatch.setattr(name, 2 * (4 + 12))
     fitted = Fitted(MODELS["two predictors"])
     graph = LikelihoodGraph(fitted(torch.arange(12)), fitted.params)
     h = torch.stack([fitted.derivatives(i)[2] for i in range(12)])

@@ -9,9 +9,9 @@ import pytest
 import torch
 from ecs_data import Data, make
 
-from torch_sgmcmc._ecs import target
-from torch_sgmcmc._ecs.taylor import Anchor, Prior, TaylorSums
-from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc.core import ops as ops
+from torch_sgmcmc.samplers._ecs import target
+from torch_sgmcmc.samplers._ecs.taylor import Anchor, Prior, TaylorSums
 
 F64 = torch.float64
 FORMS = ("constant", "linear", "predictor", "whole")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._ecs.taylor import LINEAR, PREDICTOR, TaylorSums, TaylorTerms
+from torch_sgmcmc.samplers._ecs.taylor import LINEAR, PREDICTOR, TaylorSums, TaylorTerms
 
 PROBES = torch.tensor([[0.7, -1.1, 0.4, 0.9], [-0.2, 0.5, 1.3, -0.6]], dtype=F64)
 

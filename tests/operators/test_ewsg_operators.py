@@ -10,7 +10,7 @@ from operator_tensors import TARGET, assert_all_same, clones, mixed_list, states
 from reference import DTYPES, arithmetic, ewsg_log_weights, same_bits
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc.core import ops as ops
 
 SURROGATES = ("momentum", "zero", "one", "full_momentum")
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from torch_sgmcmc import _C
-from torch_sgmcmc._impl import ops as ops
-from torch_sgmcmc._impl.ops import OP_SPECS
+from torch_sgmcmc.core import ops as ops
+from torch_sgmcmc.core.ops import OP_SPECS
 
 STEPS = [op for op in OP_SPECS if op.endswith("step_")]
 NUMBERS = {"decay": 0.9, "eps": 0.1, "momentum": 0.8, "noise_estimate": 0.05}

@@ -11,7 +11,7 @@ import torch
 from operator_tensors import states
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc.core import ops as ops
 
 
 class Update:

@@ -6,7 +6,7 @@ import torch
 from reference import DTYPES, Exact, assert_rounded, draw, leapfrog, same_bits
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc.core import ops as ops
 
 
 @pytest.mark.parametrize("massive", [False, True])

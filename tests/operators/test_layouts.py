@@ -5,7 +5,7 @@ import reference
 import torch
 from operator_tensors import TARGET, assert_updated, masters_of, values_of
 
-from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc.core import ops as ops
 
 FRICTION = {"momentum": 0.8, "noise_estimate": 0.05}
 THERMOSTAT = {"momentum": 0.8, "thermostat_rate": 0.05}

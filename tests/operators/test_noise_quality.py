@@ -8,7 +8,7 @@ from harness.philox import normals, philox
 from harness.statistics import StatisticalError
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.ops import gaussian_
+from torch_sgmcmc.core.ops import gaussian_
 
 pytestmark = pytest.mark.full
 

@@ -12,7 +12,7 @@ from fingerprint import fingerprints
 from reference import DTYPES, SIZES, same_bits
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc.core import ops as ops
 
 HERE = Path(__file__).parents[1]
 
@@ -85,7 +85,7 @@ def test_unknown_instruction_set_is_an_error():
     program = """
 import torch
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl import ops
+from torch_sgmcmc.core import ops
 out = torch.zeros(3)
 draw = lambda: ops.gaussian_([out], std=1, offsets=[0], seed=0, step=0, purpose=0)
 for call in (_C.isa, draw):

@@ -7,7 +7,7 @@ from reference import DTYPES
 from short_chains import assert_same
 from test_layouts import LAYOUTS
 
-from torch_sgmcmc._impl import ops as ops
+from torch_sgmcmc.core import ops as ops
 
 
 def expected_counts(tensors):

@@ -8,8 +8,8 @@ import torch
 from operator_tensors import masters_of, registered
 from reference import same_bits
 
-from torch_sgmcmc._impl import ops as ops
-from torch_sgmcmc._impl.ops import OP_SPECS
+from torch_sgmcmc.core import ops as ops
+from torch_sgmcmc.core.ops import OP_SPECS
 
 #: Good values of numbers; all others are 0.1.
 GOOD = {

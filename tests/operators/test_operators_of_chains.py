@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from torch_sgmcmc._impl.step_graph import ChainsLast, trace_gradient
+from torch_sgmcmc.run.step_graph import ChainsLast, trace_gradient
 
 pytestmark = pytest.mark.nightly
 

@@ -10,9 +10,9 @@ from sbps_chains import N, make, run
 from torch import nn
 from torch.nn import functional as F
 
-from torch_sgmcmc._impl import ops as ops
-from torch_sgmcmc._sbps.segment_stats import Evaluations
-from torch_sgmcmc._sbps.trajectory import rate_of
+from torch_sgmcmc.core import ops as ops
+from torch_sgmcmc.samplers._sbps.segment_stats import Evaluations
+from torch_sgmcmc.samplers._sbps.trajectory import rate_of
 
 DECAY = 0.37  # λ / N
 

@@ -13,7 +13,7 @@ from harness.examples import run_example, run_experiment
 from sghmc2014.bnn.data import load_digits
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl.ops import ewsg_log_ratio
+from torch_sgmcmc.core.ops import ewsg_log_ratio
 
 METHODS = ["ewsg", "sghmc", "cp_sghmc", "sgld", "psgld"]
 IMAGES = 1400  # training images of the digits, with the validation images

@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl.random_state import fold_in
+from torch_sgmcmc.core.random_state import fold_in
 
 
 def test_a_loop_of_ones_own(tmp_path):

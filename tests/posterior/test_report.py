@@ -17,13 +17,13 @@ from torch_sgmcmc.diagnostics import run_issues
 from torch_sgmcmc.diagnostics.convergence import differences
 from torch_sgmcmc.diagnostics.report import Report
 from torch_sgmcmc.diagnostics.run_issues import check_runs
+from torch_sgmcmc.diagnostics.run_record import _RATE as RATE
+from torch_sgmcmc.diagnostics.run_record import RunRecord, RunRecorder, Trace
 from torch_sgmcmc.diagnostics.temperatures import (
     Reading,
     TemperatureIssue,
     Temperatures,
 )
-from torch_sgmcmc.posterior.run_record import _RATE as RATE
-from torch_sgmcmc.posterior.run_record import RunRecord, RunRecorder, Trace
 
 pytestmark = pytest.mark.full
 

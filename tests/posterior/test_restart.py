@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Subset
 import torch_sgmcmc as sg
 from torch_sgmcmc.posterior import store_files
 
-driver = sys.modules["torch_sgmcmc.posterior.run"]
+driver = sys.modules["torch_sgmcmc.run.sample"]
 
 
 class Interrupts:

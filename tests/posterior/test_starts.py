@@ -10,8 +10,8 @@ from stored_files import contents
 from torch import nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl.random_state import fold_in
-from torch_sgmcmc.posterior.run_record import read_run_record
+from torch_sgmcmc.core.random_state import fold_in
+from torch_sgmcmc.diagnostics.run_record import read_run_record
 
 FLAT = partial(sg.SGHMC, lr=0.05, num_data=ROWS)
 

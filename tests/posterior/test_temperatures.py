@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl.context import context_of
+from torch_sgmcmc.core.context import context_of
 from torch_sgmcmc.diagnostics.temperature_means import BatchMeans
 
 # Sampled laws, except what is marked as default.

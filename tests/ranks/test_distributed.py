@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl import distributed
+from torch_sgmcmc.core import distributed
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.nightly)])

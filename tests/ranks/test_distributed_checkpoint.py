@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl.state import given
+from torch_sgmcmc.core.state import given
 
 ALL = [*chains.KINDS, "SBPS", "pSBPS", "pSBPS given"]
 EACH = pytest.mark.parametrize("kind", ALL)

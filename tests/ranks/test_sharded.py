@@ -27,7 +27,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl import dtensor
+from torch_sgmcmc.core import dtensor
 
 pytestmark = pytest.mark.full
 

@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torch_sgmcmc as sg
-from torch_sgmcmc._impl import dtensor
-from torch_sgmcmc._impl.context import local
+from torch_sgmcmc.core import dtensor
+from torch_sgmcmc.core.context import local
 
 pytestmark = pytest.mark.full
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -12,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torch_sgmcmc._impl.hyperparams import check_real, wrong_type
-from torch_sgmcmc._impl.utils import optional, plain_names
+from torch_sgmcmc.core.hyperparams import check_real, wrong_type
+from torch_sgmcmc.core.utils import arviz, optional, plain_names
 
 # Levels of the shown quantiles, the worst last.
 _QUANTILES = (0.5, 0.9, 0.99, 1.0)
@@ -120,28 +119,6 @@ class Convergence:
         if constant:
             lines.append(f"constant in all draws: {constant} of {count}")
         return "\n".join(lines)
-
-
-def check_docstrings() -> None:
-    """Raises under ``python -OO``, where arviz_stats cannot be imported."""
-    if sys.flags.optimize > 1:
-        raise RuntimeError(
-            "Cannot report convergence under python -OO, which removes docstrings that "
-            "arviz_stats reads (use python -O, or sample(report=False))"
-        )
-
-
-def arviz(name: str, values: Tensor, **options: Any) -> Tensor:
-    """Calls a function of ArviZ, whose import is slow, with [chains, draws, ...]."""
-    import numpy as np
-
-    check_docstrings()
-    from arviz_stats.base import array_stats
-
-    array = values.double().cpu().numpy()
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found = getattr(array_stats, name)(array, chain_axis=0, draw_axis=1, **options)
-    return torch.as_tensor(np.asarray(found), dtype=torch.float64, device="cpu")
 
 
 def convergence_of(values: Tensor, title: str) -> Convergence:

@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_sgmcmc._impl import hyperparams
-from torch_sgmcmc._impl.context import context_of
-from torch_sgmcmc._impl.dtensor import refuse
-from torch_sgmcmc._impl.parameters import exchanged, kept_gradients
-from torch_sgmcmc._impl.random_state import fold_in
-from torch_sgmcmc._impl.spec import Takes, needs_graph, traits_of
-from torch_sgmcmc._impl.state import PRIOR_MEAN
-from torch_sgmcmc._impl.utils import progress_bar
+from torch_sgmcmc.core import hyperparams
+from torch_sgmcmc.core.context import context_of
+from torch_sgmcmc.core.dtensor import refuse
+from torch_sgmcmc.core.parameters import exchanged, kept_gradients
+from torch_sgmcmc.core.random_state import fold_in
+from torch_sgmcmc.core.sampler import Sampler
+from torch_sgmcmc.core.spec import Takes, needs_graph, traits_of
+from torch_sgmcmc.core.state import PRIOR_MEAN
+from torch_sgmcmc.core.utils import progress_bar
 from torch_sgmcmc.diagnostics.temperatures import (
     TemperatureMonitor,
     has_temperatures,
     panels,
 )
-from torch_sgmcmc.samplers.sampler import Sampler
 
 # Probability of the interval.
 _CONFIDENCE = 0.95

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_sgmcmc._impl.spec import traits_of
+from torch_sgmcmc.core.spec import traits_of
 from torch_sgmcmc.diagnostics import convergence as compared
+from torch_sgmcmc.diagnostics.run_record import RunRecord
 from torch_sgmcmc.diagnostics.setup_issues import (
     Issue,
     in_passes,
@@ -23,9 +24,8 @@ from torch_sgmcmc.diagnostics.setup_issues import (
     some_of,
 )
 from torch_sgmcmc.diagnostics.temperature_means import relaxation
-from torch_sgmcmc.posterior.predict import predict
-from torch_sgmcmc.posterior.run_record import RunRecord
-from torch_sgmcmc.posterior.store import Draw
+from torch_sgmcmc.draws.predict import predict
+from torch_sgmcmc.draws.store import Draw
 
 Runs = Mapping[int, RunRecord | None]
 

@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from torch_sgmcmc._impl import utils
-from torch_sgmcmc._impl.context import context_of, kind_of, local
-from torch_sgmcmc._impl.hyperparams import check_integer, wrong_result, wrong_type
-from torch_sgmcmc._impl.parameters import exchanged
-from torch_sgmcmc._impl.spec import Takes, traits_of
+from torch_sgmcmc.core import utils
+from torch_sgmcmc.core.context import context_of, kind_of, local
+from torch_sgmcmc.core.hyperparams import check_integer, wrong_result, wrong_type
+from torch_sgmcmc.core.parameters import exchanged
+from torch_sgmcmc.core.sampler import Sampler
+from torch_sgmcmc.core.spec import Takes, traits_of
 from torch_sgmcmc.data import kept_generators, one_gradient_a_step
 from torch_sgmcmc.diagnostics import setup_gradients as gradients
 from torch_sgmcmc.diagnostics import setup_issues as issues
 from torch_sgmcmc.diagnostics.temperature_means import relaxation
 from torch_sgmcmc.diagnostics.temperatures import has_temperatures, names_of
+from torch_sgmcmc.draws.forward import model_device, moved
 from torch_sgmcmc.losses import Likelihood
-from torch_sgmcmc.posterior.forward import model_device, moved
-from torch_sgmcmc.samplers.sampler import Sampler
 
 _PAIRS, _CURVED, _SAMPLES = 8, 2, 4
 # Lanczos iterations for a group's own curvature.

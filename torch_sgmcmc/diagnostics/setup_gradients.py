@@ -15,13 +15,13 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
-from torch_sgmcmc._impl.spec import Motion, traits_of
-from torch_sgmcmc._impl.utils import mapped, tensors_in
+from torch_sgmcmc.core.sampler import Sampler
+from torch_sgmcmc.core.spec import Motion, traits_of
+from torch_sgmcmc.core.utils import mapped, tensors_in
 from torch_sgmcmc.diagnostics.setup_issues import Issue, issue
 from torch_sgmcmc.diagnostics.temperature_means import Step
 from torch_sgmcmc.diagnostics.temperatures import step_of
-from torch_sgmcmc.posterior.forward import logits_of
-from torch_sgmcmc.samplers.sampler import Sampler
+from torch_sgmcmc.draws.forward import logits_of
 
 Tensors = Sequence[Tensor | None]
 

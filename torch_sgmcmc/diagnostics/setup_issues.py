@@ -18,11 +18,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from torch_sgmcmc._impl.parameters import kept_gradients
-from torch_sgmcmc._impl.spec import Takes, traits_of
-from torch_sgmcmc._impl.utils import Snapshot, length_of, rows_of, tensors_in
+from torch_sgmcmc.core.parameters import kept_gradients
+from torch_sgmcmc.core.sampler import Sampler
+from torch_sgmcmc.core.spec import Takes, traits_of
+from torch_sgmcmc.core.utils import Snapshot, length_of, rows_of, tensors_in
 from torch_sgmcmc.data import kept_generators
-from torch_sgmcmc.samplers.sampler import Sampler
 
 
 class Issue(NamedTuple):

@@ -63,7 +63,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch_sgmcmc._impl.spec import Motion, traits_of
+from torch_sgmcmc.core.spec import Motion, traits_of
 
 # Observations between two measurements of the minibatches' noise, which take a copy of
 # the gradients; observations that a device keeps before the host waits for them.

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torch_sgmcmc._impl import hyperparams
-from torch_sgmcmc._impl.context import (
+from torch_sgmcmc.core import hyperparams
+from torch_sgmcmc.core.context import (
     StepContext,
     TensorLists,
     context_of,
@@ -23,12 +23,13 @@ from torch_sgmcmc._impl.context import (
     state_dtype,
     tensor_lists_of,
 )
-from torch_sgmcmc._impl.ops import temperature_sums
-from torch_sgmcmc._impl.parameters import fresh_gradients
-from torch_sgmcmc._impl.spec import Motion, traits_of
-from torch_sgmcmc._impl.state import PRIOR_MEAN, prior_of
-from torch_sgmcmc._impl.state_dict import check_count, check_keys, check_tensor
-from torch_sgmcmc._impl.utils import optional
+from torch_sgmcmc.core.ops import temperature_sums
+from torch_sgmcmc.core.parameters import fresh_gradients
+from torch_sgmcmc.core.sampler import Sampler
+from torch_sgmcmc.core.spec import Motion, traits_of
+from torch_sgmcmc.core.state import PRIOR_MEAN, prior_of
+from torch_sgmcmc.core.state_dict import check_count, check_keys, check_tensor
+from torch_sgmcmc.core.utils import optional
 from torch_sgmcmc.diagnostics.temperature_means import (
     MOST_ROWS,
     NOISE_EVERY,
@@ -36,7 +37,6 @@ from torch_sgmcmc.diagnostics.temperature_means import (
     Step,
     TemperatureMeans,
 )
-from torch_sgmcmc.samplers.sampler import Sampler
 
 
 def panels(user: str, count: int, width: float, height: float) -> tuple[Any, list[Any]]:

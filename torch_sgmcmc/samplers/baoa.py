@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc._impl.hyperparams import check_noise_estimate
-from torch_sgmcmc._impl.spec import Motion, SamplerSpec, Traits
-from torch_sgmcmc.samplers.sampler import Sampler
+from torch_sgmcmc.core.hyperparams import check_noise_estimate
+from torch_sgmcmc.core.sampler import Sampler
+from torch_sgmcmc.core.spec import Motion, SamplerSpec, Traits
 
 
 class BAOA(Sampler):

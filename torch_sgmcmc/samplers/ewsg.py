@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.context import StepContext, TensorLists, blank, context_of
-from torch_sgmcmc._impl.finite_check import SkipStep, check_finite, count_skipped_step
-from torch_sgmcmc._impl.hyperparams import rests, scales, settings, warn
-from torch_sgmcmc._impl.ops import ewsg_log_ratio, metropolis_decide, select_chains_
-from torch_sgmcmc._impl.parameters import (
+from torch_sgmcmc.core.context import StepContext, TensorLists, blank, context_of
+from torch_sgmcmc.core.finite_check import SkipStep, check_finite, count_skipped_step
+from torch_sgmcmc.core.hyperparams import rests, scales, settings, warn
+from torch_sgmcmc.core.ops import ewsg_log_ratio, metropolis_decide, select_chains_
+from torch_sgmcmc.core.parameters import (
     OTHER_PARAMETERS,
     check_comparable,
     fresh_gradients,
@@ -24,11 +24,11 @@ from torch_sgmcmc._impl.parameters import (
     refuse_accumulation,
     refuse_scaler,
 )
-from torch_sgmcmc._impl.spec import Motion, SamplerSpec, Takes, Traits
-from torch_sgmcmc._impl.state import prior_of, rescalings, start_masters, start_momenta
-from torch_sgmcmc._impl.state_dict import check_count, check_part
-from torch_sgmcmc._impl.step_plan import Operator, StepPlan
-from torch_sgmcmc.samplers.sampler import SharedSettings
+from torch_sgmcmc.core.sampler import SharedSettings
+from torch_sgmcmc.core.spec import Motion, SamplerSpec, Takes, Traits
+from torch_sgmcmc.core.state import prior_of, rescalings, start_masters, start_momenta
+from torch_sgmcmc.core.state_dict import check_count, check_part
+from torch_sgmcmc.core.step_plan import Operator, StepPlan
 
 _SURROGATES = next(s.words for s in settings("EWSG") if s.name == "surrogate")
 

@@ -10,15 +10,26 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.context import TensorLists, context_of, nonfinite_policy
-from torch_sgmcmc._impl.distributed import refuse_other_meshes
-from torch_sgmcmc._impl.finite_check import (
+from torch_sgmcmc.core.context import TensorLists, context_of, nonfinite_policy
+from torch_sgmcmc.core.distributed import refuse_other_meshes
+from torch_sgmcmc.core.finite_check import (
     SkipStep,
     check_finite,
     count_skipped_step,
     nonfinite_error,
 )
-from torch_sgmcmc._impl.hmc_dynamics import (
+from torch_sgmcmc.core.hyperparams import check_integer, check_real, warn
+from torch_sgmcmc.core.parameters import (
+    fresh_gradients,
+    lightning_module,
+    refuse_accumulation,
+    refuse_scaler,
+)
+from torch_sgmcmc.core.spec import SamplerSpec, Takes, Traits
+from torch_sgmcmc.core.state import MASS, check_saved_diagonal, diagonals
+from torch_sgmcmc.core.state_dict import check_part
+from torch_sgmcmc.core.utils import progress_bar
+from torch_sgmcmc.samplers.hmc_dynamics import (
     MOST_CHANGES,
     MOST_WARMUP_STEPS,
     DualAveraging,
@@ -27,17 +38,6 @@ from torch_sgmcmc._impl.hmc_dynamics import (
     changes_running,
     mean_acceptance,
 )
-from torch_sgmcmc._impl.hyperparams import check_integer, check_real, warn
-from torch_sgmcmc._impl.parameters import (
-    fresh_gradients,
-    lightning_module,
-    refuse_accumulation,
-    refuse_scaler,
-)
-from torch_sgmcmc._impl.spec import SamplerSpec, Takes, Traits
-from torch_sgmcmc._impl.state import MASS, check_saved_diagonal, diagonals
-from torch_sgmcmc._impl.state_dict import check_part
-from torch_sgmcmc._impl.utils import progress_bar
 
 _COUNTERS = ("num_trajectories", "num_accepted", "num_divergences")
 

@@ -11,9 +11,19 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._ecs.likelihood import Closure, flat
-from torch_sgmcmc._ecs.state import KEYS, HMCECSBase
-from torch_sgmcmc._ecs.target import (
+from torch_sgmcmc.core import finite_check
+from torch_sgmcmc.core.context import context_of, nonfinite_policy
+from torch_sgmcmc.core.distributed import refuse_several_ranks
+from torch_sgmcmc.core.hyperparams import check_integer, check_real
+from torch_sgmcmc.core.ops import hmc_momenta_, metropolis_decide, sum_of_squares
+from torch_sgmcmc.core.parameters import by_lightning, refuse_scaler
+from torch_sgmcmc.core.spec import SamplerSpec, Takes, Traits
+from torch_sgmcmc.core.state_dict import check_count, check_part
+from torch_sgmcmc.core.utils import progress_bar
+from torch_sgmcmc.samplers import hmc_dynamics
+from torch_sgmcmc.samplers._ecs.likelihood import Closure, flat
+from torch_sgmcmc.samplers._ecs.state import KEYS, HMCECSBase
+from torch_sgmcmc.samplers._ecs.target import (
     Estimate,
     Point,
     SubsampledTarget,
@@ -21,15 +31,6 @@ from torch_sgmcmc._ecs.target import (
     follow,
     schedule,
 )
-from torch_sgmcmc._impl import finite_check, hmc_dynamics
-from torch_sgmcmc._impl.context import context_of, nonfinite_policy
-from torch_sgmcmc._impl.distributed import refuse_several_ranks
-from torch_sgmcmc._impl.hyperparams import check_integer, check_real
-from torch_sgmcmc._impl.ops import hmc_momenta_, metropolis_decide, sum_of_squares
-from torch_sgmcmc._impl.parameters import by_lightning, refuse_scaler
-from torch_sgmcmc._impl.spec import SamplerSpec, Takes, Traits
-from torch_sgmcmc._impl.state_dict import check_count, check_part
-from torch_sgmcmc._impl.utils import progress_bar
 
 _COUNTERS = (
     *("num_trajectories", "num_accepted", "num_divergences"),

@@ -10,22 +10,22 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.context import (
+from torch_sgmcmc.core.context import (
     StepContext,
     TensorLists,
     blank,
     context_of,
     state_dtype,
 )
-from torch_sgmcmc._impl.distributed import refuse_several_ranks
-from torch_sgmcmc._impl.finite_check import check_finite
-from torch_sgmcmc._impl.hyperparams import least_root
-from torch_sgmcmc._impl.ops import gaussian_, sum_of_squares
-from torch_sgmcmc._impl.parameters import refuse_scaler
-from torch_sgmcmc._impl.spec import Motion, SamplerSpec, Traits, needs_graph
-from torch_sgmcmc._impl.state import check_not_capturing, root, start_masters
-from torch_sgmcmc._impl.step_plan import Operator
-from torch_sgmcmc.samplers.sampler import Sampler
+from torch_sgmcmc.core.distributed import refuse_several_ranks
+from torch_sgmcmc.core.finite_check import check_finite
+from torch_sgmcmc.core.hyperparams import least_root
+from torch_sgmcmc.core.ops import gaussian_, sum_of_squares
+from torch_sgmcmc.core.parameters import refuse_scaler
+from torch_sgmcmc.core.sampler import Sampler
+from torch_sgmcmc.core.spec import Motion, SamplerSpec, Traits, needs_graph
+from torch_sgmcmc.core.state import check_not_capturing, root, start_masters
+from torch_sgmcmc.core.step_plan import Operator
 
 # DistributedDataParallel averages gradients, but not their graphs.
 _BY_THE_HESSIAN = (

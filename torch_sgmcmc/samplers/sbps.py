@@ -13,25 +13,25 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl.context import blank, context_of
-from torch_sgmcmc._impl.distributed import refuse_several_ranks
-from torch_sgmcmc._impl.finite_check import (
+from torch_sgmcmc.core.context import blank, context_of
+from torch_sgmcmc.core.distributed import refuse_several_ranks
+from torch_sgmcmc.core.finite_check import (
     SkipStep,
     count_skipped_step,
     nonfinite_error,
 )
-from torch_sgmcmc._impl.hyperparams import (
+from torch_sgmcmc.core.hyperparams import (
     MEANINGFUL_KEYS,
     check_real,
     settings,
     warn,
 )
-from torch_sgmcmc._impl.parameters import check_sizes, lightning_module, refuse_scaler
-from torch_sgmcmc._impl.spec import SamplerSpec, Takes, Traits
-from torch_sgmcmc._impl.state import PRECONDITIONER, PRIOR_MEAN, given
-from torch_sgmcmc._impl.state_dict import check_count, check_part
-from torch_sgmcmc._sbps.segment_stats import SegmentStats
-from torch_sgmcmc._sbps.trajectory import (
+from torch_sgmcmc.core.parameters import check_sizes, lightning_module, refuse_scaler
+from torch_sgmcmc.core.spec import SamplerSpec, Takes, Traits
+from torch_sgmcmc.core.state import PRECONDITIONER, PRIOR_MEAN, given
+from torch_sgmcmc.core.state_dict import check_count, check_part
+from torch_sgmcmc.samplers._sbps.segment_stats import SegmentStats
+from torch_sgmcmc.samplers._sbps.trajectory import (
     STATE,
     Observation,
     Slots,

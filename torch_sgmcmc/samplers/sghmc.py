@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc._impl import hyperparams
-from torch_sgmcmc._impl.context import StepContext, TensorLists, blank, state_dtype
-from torch_sgmcmc._impl.ops import gradient_variance_
-from torch_sgmcmc._impl.parameters import check_fits
-from torch_sgmcmc._impl.spec import Motion, SamplerSpec, Traits
-from torch_sgmcmc._impl.state import start_masters, start_momenta
-from torch_sgmcmc.samplers.sampler import Sampler
+from torch_sgmcmc.core import hyperparams
+from torch_sgmcmc.core.context import StepContext, TensorLists, blank, state_dtype
+from torch_sgmcmc.core.ops import gradient_variance_
+from torch_sgmcmc.core.parameters import check_fits
+from torch_sgmcmc.core.sampler import Sampler
+from torch_sgmcmc.core.spec import Motion, SamplerSpec, Traits
+from torch_sgmcmc.core.state import start_masters, start_momenta
 
 _FRICTION = "1 - momentum"
 

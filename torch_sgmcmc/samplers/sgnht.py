@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from torch_sgmcmc._impl.spec import Motion, SamplerSpec, Traits
-from torch_sgmcmc.samplers.sampler import Sampler
+from torch_sgmcmc.core.sampler import Sampler
+from torch_sgmcmc.core.spec import Motion, SamplerSpec, Traits
 
 
 class SGNHT(Sampler):

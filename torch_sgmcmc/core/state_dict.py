@@ -1,0 +1,520 @@
+"""State dicts: saving, checks and loading.
+
+Note [Ints of state dicts]
+LibTorch reads only Python ints of 32 bits. So the seed and all counters of a state dict
+are int64 tensors, and so is any other wider int. Samplers themselves hold ints.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import io
+import itertools
+import os
+import stat
+import sys
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from pickle import PicklingError
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.serialization import get_unsafe_globals_in_checkpoint
+
+from torch_sgmcmc.core import dtensor, hyperparams
+from torch_sgmcmc.core.context import StepContext, check_equal, has_master, state_dtype
+from torch_sgmcmc.core.random_state import FORMAT, OFFSETS, SIZES, STEP, check_numbers
+from torch_sgmcmc.core.state import PRIOR_MEAN, given
+from torch_sgmcmc.core.utils import plain_name
+
+
+class Expected(NamedTuple):
+    """The layout of a sampler's state dict.
+
+    ``equal`` are keys with equal values in all groups; ``starts_of`` returns the keys
+    of state that a group's first step creates by its operator's spec. The others raise
+    if a group, its progress, or a parameter's saved state is invalid.
+    """
+
+    spec: Any
+    equal: Sequence[str]
+    starts_of: Callable[[dict[str, Any]], Collection[str]]
+    check_group: Callable[[dict[str, Any]], None]
+    check_progress: Callable[[dict[str, Any]], None]
+    check_saved_state: Callable[[int, Tensor, dict[str, Any]], None]
+
+
+def matched_by_name(
+    context: StepContext, expected: Expected, state_dict: dict[str, Any]
+) -> dict[str, Any]:
+    """Returns the state dict with parameters matched by name, in the sampler's order.
+
+    Raises:
+        ValueError: groups or their keys do not fit.
+    """
+    for key in ("param_groups", "state"):
+        if key not in state_dict:
+            raise ValueError(f"Invalid state_dict: it has no key {key!r}")
+    theirs, ours = state_dict["param_groups"], context.groups
+    if len(theirs) != len(ours):
+        raise ValueError(
+            f"Invalid state_dict: it has {len(theirs)} param groups, expected "
+            f"{len(ours)}"
+        )
+    groups = []
+    for i, (saved, present) in enumerate(zip(theirs, ours, strict=True)):
+        name = saved.get("sampler", present["sampler"])
+        if name != present["sampler"]:
+            raise ValueError(
+                f"Invalid state_dict: got one of {name} (must be of "
+                f"{present['sampler']}). Load it into a sampler of its class"
+            )
+        missing = context.keys.difference(saved)
+        if missing:
+            raise ValueError(
+                f"Invalid state_dict: param group {i} lacks {_row(missing)}; it is not "
+                f"one of {context.name}"
+            )
+        if plain_number(saved["format"]) != FORMAT:
+            raise ValueError(
+                f"Invalid state_dict: its format is {saved['format']} (must be "
+                f"{FORMAT}: load it with the version of torch_sgmcmc that saved it)"
+            )
+        together = set(state_dict["state"]).intersection(expected.spec.common_state)
+        groups.append(
+            _ordered(i, plain_numbers(saved, context.keys), present, together)
+        )
+    counts = [key for key, kind in expected.spec.state.items() if kind is int]
+    state = {}
+    for key, kept in state_dict["state"].items():
+        if isinstance(kept, dict) and key not in expected.spec.common_state:
+            # The groups have the step.
+            kept = plain_numbers({k: v for k, v in kept.items() if k != STEP}, counts)
+        state[key] = kept
+    return {**state_dict, "state": state, "param_groups": groups}
+
+
+def _ordered(
+    index: int, saved: dict[str, Any], present: dict[str, Any], together: set[Any]
+) -> dict[str, Any]:
+    """Returns the saved group with parameters matched by name, in the sampler's order.
+
+    Raises:
+        ValueError: both sides have names, and they differ.
+    """
+    theirs, ours = saved.get("param_names"), present.get("param_names")
+    if theirs is None or ours is None or list(theirs) == list(ours):
+        return saved
+    places = {plain_name(name): place for place, name in enumerate(theirs)}
+    names = [*map(plain_name, ours)]
+    if len(places) < len(theirs) or len({*names}) < len(names):  # wrappers differ
+        places = {name: place for place, name in enumerate(theirs)}
+        names = [*ours]
+    if set(places) != set(names) or len(theirs) != len(ours):
+        lacking = _row(set(names) - set(places)) or "none"
+        others = _row(set(places) - set(names)) or "none"
+        raise ValueError(
+            f"Invalid state_dict: param group {index} was saved for parameters of "
+            f"other names (it lacks {lacking}, and has {others} in addition)"
+        )
+    order = [places[name] for name in names]
+    if order == [*range(len(order))]:
+        return {**saved, "param_names": ours}
+    if together:
+        raise ValueError(
+            f"Invalid state_dict: param group {index} was saved for parameters in "
+            f"another order ({_row(theirs)}), and {_row(together)} belongs to all "
+            "of them together (build the sampler with the saved order)"
+        )
+    lists = {key: [saved[key][j] for j in order] for key in ("params", OFFSETS, SIZES)}
+    return {**saved, **lists, "param_names": ours}
+
+
+def check_state_dict(
+    context: StepContext, expected: Expected, state_dict: dict[str, Any]
+) -> None:
+    """Raises if a state dict in our order does not fit this sampler."""
+    groups, state = state_dict["param_groups"], state_dict["state"]
+    check_numbers(groups, context.groups, context.numel)
+    indices = set()
+    for i, (theirs, ours) in enumerate(zip(groups, context.groups, strict=True)):
+        hyperparams.check_seed(theirs["seed"])
+        check_count("step", theirs["step"])
+        hyperparams.check_capturable(theirs["capturable"])
+        hyperparams.check_choice(theirs["nonfinite"], context.spec.nonfinite)
+        check_count("num_skipped", theirs["num_skipped"])
+        expected.check_group(theirs)
+        if theirs["capturable"] and expected.spec.needs_closure:
+            raise ValueError(
+                f"Invalid capturable: True ({context.name} decides on the "
+                "host, which a CUDA graph cannot)"
+            )
+        expected.check_progress(theirs)
+        starts = expected.starts_of(theirs)
+        for index, p in zip(theirs["params"], ours["params"], strict=True):
+            indices.add(index)
+            _check_state(context.name, expected, index, p, state.get(index, {}), starts)
+        pairs = zip(theirs["params"], ours["params"], strict=True)
+        # torch.distributed.checkpoint skips parameters that do not require gradients.
+        having = {
+            j: PRIOR_MEAN in state.get(j, {}) for j, p in pairs if p.requires_grad
+        }
+        if any(having.values()) and not all(having.values()):
+            lacking = next(index for index, has in having.items() if not has)
+            raise ValueError(
+                f"Invalid state_dict: in param group {i} parameter {lacking} has no "
+                f"{PRIOR_MEAN}, and others have"
+            )
+    unknown = set(state).difference(indices, expected.spec.common_state)
+    if unknown:
+        raise ValueError(_unknown(context.name, "its state", unknown))
+    check_equal(groups, expected.equal, expected.spec.why_equal)
+
+
+def check_keys(state_dict: Any, kind: str, *keys: str) -> None:
+    """Raises if a state dict lacks a key, as another object's does."""
+    for key in keys:
+        if not isinstance(state_dict, Mapping) or key not in state_dict:
+            raise ValueError(
+                f"Invalid state_dict: it lacks {key!r} (must be of a {kind})"
+            )
+
+
+def check_count(name: str, value: object) -> int:
+    """Returns a count, given as an int or a Tensor of one int64; else raises."""
+    if isinstance(value, Tensor):
+        if value.dtype is not torch.int64 or value.numel() != 1 or value.is_meta:
+            raise TypeError(
+                f"Invalid {name}: {value!r} (must be an int, or a Tensor of one int64)"
+            )
+        value = int(value)
+    count = hyperparams.check_integer(name, value)
+    if count >= 2**62:  # C++ adds to it in 64 bits
+        raise ValueError(f"Invalid {name}: {count} (must be in [0, 2^62))")
+    return count
+
+
+def check_part(group: dict[str, Any], name: str, whole: str) -> None:
+    """Raises if one count of a group exceeds another."""
+    count, most = check_count(name, group[name]), check_count(whole, group[whole])
+    if count > most:
+        raise ValueError(f"Invalid {name}: {count} (must be at most {whole} = {most})")
+
+
+def check_tensor(
+    what: str, value: object, shape: Sequence[int], dtype: torch.dtype | None = None
+) -> None:
+    """Raises unless value is a tensor of this shape and dtype, or any float dtype."""
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"Invalid state_dict: {what} is a {type(value).__name__} (must be a Tensor)"
+        )
+    if value.dtype is not dtype if dtype else not value.is_floating_point():
+        wanted = dtype or "floating point"
+        raise ValueError(
+            f"Invalid state_dict: {what} is of {value.dtype} (must be {wanted})"
+        )
+    if value.layout is not torch.strided or value.is_meta:
+        raise ValueError(
+            f"Invalid state_dict: {what} has the layout {value.layout} on the device "
+            f"{value.device} (must be torch.strided, with numbers)"
+        )
+    if list(value.shape) != list(shape):
+        raise ValueError(
+            f"Invalid state_dict: {what} has shape {list(value.shape)}, expected "
+            f"{list(shape)}"
+        )
+
+
+def _check_state(
+    name: str,
+    expected: Expected,
+    index: int,
+    p: Tensor,
+    state: Any,
+    starts: Collection[str],
+) -> None:
+    unknown = set(state).difference(expected.spec.state)
+    if unknown:
+        raise ValueError(_unknown(name, f"the state of parameter {index}", unknown))
+    ranged = given(state)  # these have their own checks
+    missing = set(starts).difference(state)
+    if missing and set(state).difference(ranged, missing):
+        raise ValueError(
+            f"Invalid state_dict: the state of parameter {index} lacks {_row(missing)}"
+        )
+    for key, value in state.items():
+        if expected.spec.state[key] is Tensor:
+            check_tensor(f"{key} of parameter {index}", value, p.shape)
+            dtensor.like(p, value, f"state_dict: {key} of parameter {index}")
+            has_range = key in ranged and key != PRIOR_MEAN
+            if not has_range and not dtensor.is_finite(value):
+                raise ValueError(
+                    f"Invalid state_dict: {key} of parameter {index} has elements that "
+                    "are not finite"
+                )
+        else:
+            check_count(key, value)
+    expected.check_saved_state(index, p, state)
+
+
+def _unknown(name: str, where: str, keys: Collection[object]) -> str:
+    return (
+        f"Invalid state_dict: {where} has {_row(keys)}, which {name} does not know; it "
+        f"is not one of {name}"
+    )
+
+
+def _row(keys: Collection[object]) -> str:
+    return ", ".join(sorted(map(str, keys)))
+
+
+def saved_number(value: int | Tensor) -> Tensor:
+    """Converts an int for a state dict; copies a counter on a device."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    return torch.tensor(value, dtype=torch.int64, device="cpu")
+
+
+def saved_numbers(group: dict[str, Any], counters: Collection[str]) -> dict[str, Any]:
+    """Converts a group's counters and wide ints for a state dict."""
+    saved: dict[str, Any] = {}
+    for key, value in group.items():
+        if key in counters and (_is_count(value) or isinstance(value, Tensor)):
+            saved[key] = saved_number(value)
+        elif isinstance(value, list):
+            saved[key] = [_narrow(number) for number in value]
+        else:
+            saved[key] = _narrow(value)
+    return saved
+
+
+def plain_number(value: Any) -> Any:
+    """Converts a state dict's number, or a list of them, back to ints."""
+    if isinstance(value, list):
+        return [*map(plain_number, value)]
+    is_number = (
+        isinstance(value, Tensor)
+        and value.dtype is torch.int64
+        and value.numel() == 1
+        and not value.is_meta
+    )
+    return int(value) if is_number else value
+
+
+def plain_numbers(saved: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """Converts the values of these keys back to ints."""
+    return {
+        key: plain_number(value) if key in keys else value
+        for key, value in saved.items()
+    }
+
+
+def _is_count(value: object) -> bool:
+    """Returns whether a value is an int but not a bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _narrow(value: Any) -> Any:
+    if _is_count(value) and not -(2**31) <= value < 2**31:
+        return saved_number(value)
+    return value
+
+
+def finish_loading(context: StepContext, state_dict: Mapping[str, Any]) -> None:
+    """Converts loaded tensors to the dtypes of the sampler's state."""
+    groups = zip(state_dict["param_groups"], context.groups, strict=True)
+    for theirs, ours in groups:
+        for index, p in zip(theirs["params"], ours["params"], strict=True):
+            # torch casts to the parameter's dtype, and shares memory otherwise.
+            for key, value in state_dict["state"].get(index, {}).items():
+                if torch.is_tensor(value):
+                    context.state[p][key] = dtensor.like(p, value, key).to(
+                        device=p.device, dtype=state_dtype(p), copy=True
+                    )
+            if not has_master(p):  # saved in lower precision
+                context.state.get(p, {}).pop("master", None)
+
+
+def drop_blank_state(
+    context: StepContext, blank: Callable[[dict[str, Any], Tensor], dict[str, Any]]
+) -> None:
+    """Drops blank state that a checkpoint of a chain at its start has filled."""
+    for group in context.groups:
+        for p in group["params"]:
+            state = context.state.get(p, {})
+            for key in blank(group, p):
+                state.pop(key, None)
+            if not state:
+                context.state.pop(p, None)
+
+
+def save(content: Any, path: str | os.PathLike[str]) -> None:
+    """Writes a file for :func:`load`, completely or not at all.
+
+    The new file is on the disk before it replaces the old one, and its name is on the
+    disk before this returns. :func:`torch.load` reads it. NumPy's numbers, which a
+    scheduler may have, are saved as Python's.
+
+    Args:
+        content: a nest of dicts, lists, tensors, numbers and strings: state dicts.
+        path: the file. A symbolic link stays one, and an older file's mode is kept.
+
+    Raises:
+        TypeError: the content has an object that :func:`load` would refuse; the message
+            names its place. An older file is unchanged.
+        RuntimeError: the file cannot be written, or the path is not a regular file's.
+            An older file is unchanged.
+    """
+    path = Path(path).expanduser()
+    content = _plain(content, {})
+    # Not into the file: torch's error for a full disk does not name the reason.
+    buffer = io.BytesIO()
+    reason = _refusal(content, buffer)
+    if reason is not None:
+        raise TypeError(_describe(content, reason))
+    try:
+        replace_file(path, buffer.getbuffer())
+    except OSError as error:
+        raise RuntimeError(f"Cannot write {path}: {error.strerror}") from error
+
+
+_counter = itertools.count()
+
+
+def replace_file(path: Path, data: bytes | memoryview) -> None:
+    """Writes a file, completely or not at all, and waits until it is on the disk.
+
+    A link stays, and its target is replaced; the file keeps its mode.
+    """
+    path, mode = Path(os.path.realpath(path)), None
+    with suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode
+    if mode is not None and not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    # No other process or thread has this name.
+    name = f"{path.name}.{os.getpid()}-{next(_counter)}.partial"
+    partial = path.with_name(name)
+    try:
+        with partial.open("wb") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        sync_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def sync_folder(path: Path) -> None:
+    """Writes the names in a folder to the disk."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def load(
+    path: str | os.PathLike[str], device: torch.device | str | None = "cpu"
+) -> Any:
+    """Reads a file of :func:`save` or :func:`torch.save`, if it is intact.
+
+    Unlike :func:`torch.load`, compares the checksums in the file.
+
+    Args:
+        path: the file.
+        device: the device of tensors. Default: the CPU.
+
+    Raises:
+        RuntimeError: the file cannot be read, or is damaged.
+    """
+    path = Path(path).expanduser()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+            # torch's files have no attributes; torch skips entries marked as folders.
+            folders = [i.filename for i in archive.infolist() if i.external_attr]
+        if damaged or folders:
+            raise ValueError(f"{damaged or folders[0]} is damaged")
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # of many types, depending on the file's content
+        text = getattr(error, "strerror", None) or str(error)
+        # torch's text before this advises to disable checks.
+        text = text.rpartition("WeightsUnpickler error: ")[2]
+        reason = text.strip().split("\n")[0]
+        raise RuntimeError(
+            f"Cannot read {path}: {reason or type(error).__name__}"
+        ) from error
+
+
+def _plain(content: Any, done: dict[int, Any]) -> Any:
+    """Converts NumPy's numbers to Python's; returns nests without any unchanged."""
+    numpy = sys.modules.get("numpy")  # not needed otherwise
+    if numpy is not None and isinstance(content, numpy.generic):
+        return content.item()
+    if id(content) in done:
+        return done[id(content)]
+    kind = type(content)
+    if kind not in (dict, OrderedDict, list, tuple, set):
+        return content
+    done[id(content)] = content  # for a nest that contains itself
+    if kind in (dict, OrderedDict):
+        items = {_plain(k, done): _plain(v, done) for k, v in content.items()}
+        old, new = [*content, *content.values()], [*items, *items.values()]
+        made = items
+        if kind is OrderedDict:
+            made = copy.copy(content)  # keeps the attributes of a module's state dict
+            made.clear()
+            made.update(items)
+    else:
+        old = [*content]
+        new = [_plain(value, done) for value in old]
+        made = kind(new)
+    if any(one is not other for one, other in zip(old, new, strict=True)):
+        done[id(content)] = made
+    return done[id(content)]
+
+
+def _refusal(content: Any, buffer: io.BytesIO) -> str | None:
+    """Saves into a buffer; returns why :func:`load` would refuse it, or None."""
+    try:
+        torch.save(content, buffer)
+        buffer.seek(0)
+    except (PicklingError, AttributeError, TypeError, ValueError) as error:
+        return str(error)
+    return ", ".join(get_unsafe_globals_in_checkpoint(buffer)) or None
+
+
+def _describe(content: Any, reason: str) -> str:
+    place = "content"
+    while True:
+        for step, part in _parts(content):
+            found = _refusal(part, io.BytesIO())
+            if found is not None:
+                place, content, reason = place + step, part, found
+                break
+        else:
+            kind = type(content)
+            return (
+                f"Invalid content: {place} is a {kind.__module__}.{kind.__qualname__}, "
+                f"which load() would refuse ({reason}): save tensors, numbers, strings "
+                "and dicts, lists and tuples of them"
+            )
+
+
+def _parts(content: Any) -> Iterator[tuple[str, Any]]:
+    if type(content) in (dict, OrderedDict):
+        yield from ((f"[{key!r}]", value) for key, value in content.items())
+        yield from (("'s key", key) for key in content)
+    elif type(content) in (list, tuple):
+        yield from ((f"[{i}]", value) for i, value in enumerate(content))

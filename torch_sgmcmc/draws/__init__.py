@@ -1,0 +1,1 @@
+"""Draws of a chain: kept, read, and what they predict."""

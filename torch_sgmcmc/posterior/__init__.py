@@ -1,1 +1,0 @@
-"""Draws of a chain: made, kept, and what they predict."""

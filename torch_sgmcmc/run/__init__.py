@@ -1,0 +1,1 @@
+"""Runs of chains: sample(), collectors, compiled blocks of steps."""

@@ -1,0 +1,703 @@
+"""Runs one chain with its model, sampler, minibatches and draws."""
+
+from __future__ import annotations
+
+import copy
+import math
+import signal
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from multiprocessing import parent_process
+from numbers import Real
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from torch_sgmcmc.core.context import context_of
+from torch_sgmcmc.core.distributed import world_size
+from torch_sgmcmc.core.hyperparams import wrong_result
+from torch_sgmcmc.core.random_state import fold_in
+from torch_sgmcmc.core.sampler import Sampler
+from torch_sgmcmc.core.spec import traits_of
+from torch_sgmcmc.core.state_dict import load, save
+from torch_sgmcmc.core.utils import length_of, plain_names, progress_bar
+from torch_sgmcmc.data import (
+    Minibatches,
+    closure_of,
+    generator_states,
+    kept_generators,
+    one_gradient_a_step,
+    set_generator_states,
+)
+from torch_sgmcmc.diagnostics.setup_check import check_setup
+from torch_sgmcmc.diagnostics.setup_issues import SetupReport
+from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor, has_temperatures
+from torch_sgmcmc.draws.forward import model_device, moved
+from torch_sgmcmc.draws.store import SampleStore
+from torch_sgmcmc.losses import Likelihood
+from torch_sgmcmc.priors import with_params
+from torch_sgmcmc.run.collector import Collector
+from torch_sgmcmc.run.compile import Blocks, length_of_blocks
+from torch_sgmcmc.run.start import Start, describe, name_of, place, start_of
+from torch_sgmcmc.schedules import CyclicalSchedule, GammaPrecision, PolynomialDecay
+
+_RESTART = "restart=True starts a new run"
+
+
+#: Comparable values of a run's settings, by argument, number and name.
+Identity = dict[tuple[str, int, str], Any]
+
+
+def identity(
+    groups: list[dict[str, Any]],
+    model: nn.Module,
+    loader: Any,
+    loss: Any,
+    schedules: Sequence[Any],
+    compiles: bool,
+) -> Identity:
+    """Returns a fingerprint of a run's arguments, and its :func:`hyperparameters`."""
+    found: Identity = {
+        ("sampler", i, f"group {i} has {name} "): value
+        for i, group in enumerate(groups)
+        for name, value in group.items()
+    }
+    size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    sizes = {
+        "number of minibatches": length_of(loader),
+        "batch_size": getattr(loader, "batch_size", None) or size,
+        "number of data": length_of(getattr(loader, "dataset", None)),
+    }
+    known = {name: size for name, size in sizes.items() if size is not None}
+    found |= {("loader", 0, f"{name} "): size for name, size in known.items()}
+    kinds = [type(schedule).__name__ for schedule in schedules]
+    found["compile", 0, ""] = compiles
+    found["schedule", 0, ""] = " and ".join(kinds) or "none"
+    for i, schedule in enumerate(schedules):
+        state = _plain(schedule.state_dict()).items()
+        found |= {("schedule", i, f"{kinds[i]} has {k} "): v for k, v in state}
+    return found | {
+        ("loss", 0, ""): name_of(loss),
+        ("model", 0, ""): name_of(type(model)),
+    }
+
+
+def hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
+    """Returns a fingerprint of the chain's settings without its seed."""
+    counters = ("seed", "step", "num_skipped")
+    scalars = (bool, int, float, str, Tensor)
+    return [
+        {
+            name: _plain(value)
+            for name, value in group.items()
+            if name not in counters and isinstance(value, scalars)
+            if not isinstance(value, Tensor) or value.numel() == 1
+        }
+        for group in sampler.param_groups
+    ]
+
+
+def check_same(former: Identity, now: Identity, where: str) -> None:
+    """Raises a ValueError if a checkpoint is of another chain; warns if it may be."""
+    for key, before in former.items():
+        argument, _, name = key
+        # Another version of torch may have other keys.
+        given = now.get(key, before)
+        if given == before:
+            continue
+        if argument not in ("loss", "model"):
+            raise ValueError(
+                f"Invalid {argument}: {name}{given} ({where} was written with "
+                f"{before}; {_RESTART})"
+            )
+        warnings.warn(
+            f"{where} was written with {argument} {before}; now it is {given}: if "
+            f"that is another posterior, {_RESTART}",
+            stacklevel=2,
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Returns comparable values of types that a checkpoint can hold."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, Mapping):
+        return {key: _plain(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value if isinstance(value, str | Real) else None
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Delays SIGINT (Ctrl-C) and SIGTERM to the end of the context.
+
+    A second SIGINT takes effect at once, except in a child process: its parent may send
+    several. Nothing is delayed outside of the main thread, where Python calls no
+    handlers. Ignored signals and handlers that are not Python's stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self.pending: int | None = None
+        self._former: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                former = signal.getsignal(number)
+                if former not in (signal.SIG_IGN, None):
+                    self._former[number] = former
+                    signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+        if self.pending is not None:
+            signal.raise_signal(self.pending)
+
+    def _note(self, number: int, frame: Any) -> None:
+        if self.pending == number == signal.SIGINT and parent_process() is None:
+            self.pending = None
+            self._restore()
+            signal.raise_signal(number)
+        elif self.pending is None:
+            self.pending = number
+
+    def _restore(self) -> None:
+        while self._former:
+            signal.signal(*self._former.popitem())
+
+
+#: Seconds between checkpoints if ``checkpoint_every`` is None.
+CHECKPOINT_SECONDS = 300.0
+
+
+# Seconds between updates of the progress bar's loss.
+_SECONDS = 1.0
+# A loss above this multiple of max(first loss, 1) means that the chain has diverged.
+_EXPLODED = 100.0
+
+
+@dataclass
+class ChainState:
+    """The state that callbacks get after each step.
+
+    Attributes:
+        chain: its number, from 0.
+        step: steps made.
+        loss: the loss of the step's (last) minibatch, a scalar tensor.
+        model: the module at its present parameters.
+        sampler: the sampler.
+        collector: the :class:`Collector`.
+        schedule: the learning-rate scheduler, a tuple if there are several, or None.
+        monitor: the chain's :class:`TemperatureMonitor`, or None.
+    """
+
+    chain: int
+    step: int
+    loss: Tensor
+    model: nn.Module
+    sampler: Sampler
+    collector: Collector
+    schedule: Any
+    monitor: TemperatureMonitor | None = None
+
+    def __repr__(self) -> str:
+        return f"ChainState(chain={self.chain}, step={self.step}, loss={self.loss:.4g})"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of :func:`sample` that all chains share."""
+
+    model: nn.Module | Callable[[], nn.Module]
+    sampler: Callable[..., Sampler]
+    loader: Iterable[Any]
+    loss: Callable[[nn.Module, Any], Tensor]
+    store: Path | SampleStore
+    steps: int | None
+    epochs: int | None
+    seed: int
+    schedules: tuple[Callable[[Sampler], Any], ...]
+    callbacks: tuple[Callable[[ChainState], Any], ...]
+    checkpoint_every: int | None
+    progress: bool
+    chains: int
+    reports: bool
+    compiles: bool
+    groups: tuple[dict[str, Any], ...] = ()
+    starts: tuple[Start, ...] = ()
+    optimizer: Callable[..., Optimizer] | None = None
+    optimizer_epochs: int = 0
+    collecting: dict[str, Any] = field(default_factory=dict)
+
+
+def run_chain(settings: Settings, chain: int) -> None:
+    """Runs a chain to its end, from its last checkpoint if it has one.
+
+    All randomness follows from the seed and the chain's number, unless the loss or a
+    callback uses another generator than the default ones of torch, NumPy and Python.
+    """
+    seed = fold_in(settings.seed, chain)
+    with kept_generators(fold_in(seed, 0)):
+        _Run(settings, chain, seed).run()
+
+
+def check_construction(settings: Settings) -> None:
+    """Raises the errors of a first chain before its first step; changes no store."""
+    seed = fold_in(settings.seed, 0)
+    with kept_generators(fold_in(seed, 0)):
+        _Run(settings, 0, seed).collector(SampleStore()).close()
+
+
+def check_first_chain(settings: Settings) -> SetupReport:
+    """Runs the setup check on a first chain; stores nothing."""
+    seed = fold_in(settings.seed, 0)
+    with kept_generators(fold_in(seed, 0)):
+        return _Run(settings, 0, seed).check()
+
+
+def first_chain_of(settings: Settings) -> tuple[nn.Module, Any]:
+    """Returns a first chain's model at its start, and its first minibatch."""
+    seed = fold_in(settings.seed, 0)
+    with kept_generators(fold_in(seed, 0)):
+        with closing(Minibatches(settings.loader, fold_in(seed, 2))) as batches:
+            return _model_of(settings), batches.next()
+
+
+def _model_of(settings: Settings) -> nn.Module:
+    given = settings.model
+    model = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
+    if not isinstance(model, nn.Module):
+        raise wrong_result("model", model, "a torch.nn.Module")
+    return model
+
+
+def checkpoint(path: Path) -> dict[str, Any]:
+    """Returns a chain's checkpoint."""
+    try:
+        return load(path)
+    except RuntimeError as error:
+        raise RuntimeError(f"{error} ({_RESTART})") from error
+
+
+class Saved(NamedTuple):
+    """The content of a checkpoint, by its keys."""
+
+    seed: int
+    identity: Identity
+    step: int
+    epoch: int
+    position: int
+    model: dict[str, Any]
+    sampler: dict[str, Any]
+    schedule: list[Any]
+    collector: dict[str, Any]
+    random: dict[str, Any]
+    random_cuda: list[Tensor]
+
+
+class _Run:
+    def __init__(self, settings: Settings, chain: int, seed: int) -> None:
+        self._settings, self._chain = settings, chain
+        self._model = _model_of(settings)
+        self._device = model_device(self._model)
+        named = dict(self._model.named_parameters())
+        plain = plain_names(self._model, named)
+        trained = [(plain[name], p) for name, p in named.items() if p.requires_grad]
+        params = with_params(settings.groups, trained) if settings.groups else trained
+        self._sampler = settings.sampler(params, seed=fold_in(seed, 1))
+        if not isinstance(self._sampler, Sampler):
+            raise wrong_result("sampler", self._sampler, "a sampler")
+        group = self._sampler.process_group
+        if group is not None and world_size(group) > 1:
+            raise ValueError(
+                "Invalid sampler: its process_group has other ranks, and sample() runs "
+                "a chain in one process (write the loop, with a Collector)"
+            )
+        is_made = not isinstance(settings.model, nn.Module)
+        self._start = start_of(settings.starts, chain, self._sampler, is_made=is_made)
+        self._seed = seed
+        kept = place(self._start, self._model, self._sampler)
+        if kept:
+            lack = {"prior": "a prior (prior_precision=0)"}
+            warnings.warn(
+                f"chain {chain} starts at {self._start!r}. Parameters without "
+                f"{lack.get(str(self._start), 'reset_parameters()')} stay as they are: "
+                f"{', '.join(kept)}",
+                stacklevel=2,
+            )
+        if len(kept) == sum(p.requires_grad for _, p in trained):
+            self._start = "model"
+        self._groups = hyperparameters(self._sampler)
+        closure_of(self._sampler, self._loss_of_next)  # raises for an HMCECS
+        self._schedules = [_checked(make(self._sampler)) for make in settings.schedules]
+        self._identity = identity(
+            self._groups,
+            self._model,
+            settings.loader,
+            settings.loss,
+            self._schedules,
+            settings.compiles,
+        )
+        self._identity["start", 0, ""] = self._describe_start()
+        self._batches = Minibatches(settings.loader, fold_in(seed, 2))
+        self._steps = self._length()
+        self._check_stores_some()
+        self._done = 0
+        self._loss = torch.full((), torch.nan, device="cpu")
+        # The first and the last losses detect a chain that has diverged.
+        self._first_loss: Tensor | None = None
+        self._losses: deque[Tensor] = deque(maxlen=5)
+        self._monitor = self._make_monitor()
+        self._blocks = self._make_blocks() if settings.compiles else None
+        self._bar: Any = None
+        self._shown = -math.inf
+        # Whether the step in progress may have changed something.
+        self._has_begun = False
+
+    def _make_monitor(self) -> TemperatureMonitor | None:
+        sampler = self._sampler
+        if not self._settings.reports or not has_temperatures(sampler):
+            return None
+        is_sharded = context_of(sampler).placement.is_sharded
+        is_captured = sampler.defaults["capturable"] or self._settings.compiles
+        is_observable = not is_sharded and not is_captured
+        return TemperatureMonitor(sampler) if is_observable else None
+
+    def collector(self, store: Path | SampleStore) -> Collector:
+        """Returns the chain's Collector."""
+        options = {**self._settings.collecting, "monitor": self._monitor}
+        if isinstance(self._settings.loss, Likelihood):
+            options["likelihood"] = self._settings.loss
+        for schedule in self._schedules:
+            if isinstance(schedule, PolynomialDecay):
+                options.setdefault("weight", lambda sampler, s=schedule: s.weight)
+        cycles = [s for s in self._schedules if hasattr(s, "collecting")]
+        if cycles:
+            given = options.get("when") or (lambda: True)
+            options["when"] = lambda: all(s.collecting for s in cycles) and given()
+        collector = Collector(
+            self._sampler, self._model, store, chain=self._chain, **options
+        )
+        collector.start = self._describe_start()
+        if one_gradient_a_step(self._sampler):
+            collector.steps_per_pass = length_of(self._settings.loader)
+        return collector
+
+    def check(self) -> SetupReport:
+        """Runs the setup check."""
+        settings = self._settings
+        setup = self._model, settings.loss, settings.loader, self._sampler
+        return check_setup(*setup, num_steps=self._steps, start=self._describe_start())
+
+    def run(self) -> None:
+        path = checkpoint_path(self._settings.store, self._chain)
+        with closing(self._batches), self.collector(self._settings.store) as collector:
+            if path is not None and path.exists():
+                self._load(checkpoint(path), collector)
+            else:  # a kill may come before the next one
+                if collector.num_draws:
+                    raise ValueError(
+                        f"Invalid store: chain {self._chain} in {self._settings.store} "
+                        f"has {collector.num_draws} draws and no checkpoint: they were "
+                        "not made by sample() (restart=True deletes them)"
+                    )
+                self._optimize()
+                self._save(collector, path)
+            self._go(collector, path)
+
+    def _describe_start(self) -> str:
+        settings = self._settings
+        text = describe(self._start)
+        if settings.optimizer is None or settings.optimizer_epochs == 0:
+            return text
+        passes = f"{settings.optimizer_epochs} epochs of"
+        return f"{text}, {passes} {name_of(settings.optimizer)}"
+
+    def _optimize(self) -> None:
+        """Makes an optimizer's passes from the start."""
+        settings, length = self._settings, length_of(self._settings.loader)
+        if settings.optimizer is None or settings.optimizer_epochs == 0:
+            return
+        trained = [p for p in self._model.parameters() if p.requires_grad]
+        steps = progress_bar(
+            range(settings.optimizer_epochs * int(length or 0)),
+            f"optimizer of chain {self._chain + 1}",
+            settings.progress,
+        )
+        optimizer = settings.optimizer(trained)
+        with closing(Minibatches(settings.loader, fold_in(self._seed, 3))) as batches:
+            for _ in steps:
+                optimizer.zero_grad()
+                batch = moved(batches.next(), self._device)
+                with torch.enable_grad():
+                    settings.loss(self._model, batch).mean().backward()
+                optimizer.step()
+        optimizer.zero_grad()
+
+    def _go(self, collector: Collector, path: Path | None) -> None:
+        if self._blocks is not None and self._done % self._blocks.steps:
+            self._blocks = self._make_blocks()  # that end at the resumed chain's draws
+        self._stride = 1 if self._blocks is None else self._blocks.steps
+        bar = progress_bar(
+            range(self._done, self._steps, self._stride),
+            f"chain {self._chain + 1} of {self._settings.chains}",
+            self._settings.progress,
+            unit_scale=self._stride,
+        )
+        steps, self._bar = iter(bar), bar
+        while self._done < self._steps:
+            with Interrupts() as interrupts:
+                self._run_until_interrupted(steps, collector, path, interrupts)
+
+    def _run_until_interrupted(
+        self,
+        steps: Iterator[int],
+        collector: Collector,
+        path: Path | None,
+        interrupts: Interrupts,
+    ) -> None:
+        every = self._settings.checkpoint_every
+        saved = time.monotonic()
+        for _ in steps:
+            self._has_begun = False
+            try:
+                self._step(collector)
+            except BaseException:
+                # For example from a loader's workers that the signal has ended.
+                if interrupts.pending is not None and not self._has_begun:
+                    self._save(collector, path)
+                raise
+            self._done += self._stride
+            self._show_progress()
+            try:
+                self._call_back(collector)
+            except KeyboardInterrupt:
+                self._save(collector, path)
+                raise
+            if every is None:
+                due = time.monotonic() - saved >= CHECKPOINT_SECONDS
+            else:
+                due = self._done // every > (self._done - self._stride) // every
+            if due or self._done == self._steps or interrupts.pending is not None:
+                self._save(collector, path)
+                saved = time.monotonic()
+            if interrupts.pending is not None:
+                return
+
+    def _show_progress(self) -> None:
+        now = time.monotonic()
+        if now - self._shown < _SECONDS or not hasattr(self._bar, "set_postfix_str"):
+            return
+        self._shown = now
+        text = f"loss {float(self._loss):.3g}"
+        if self._monitor is not None and self._monitor.num_observed:
+            found = (self._monitor.tensor(name) for name in self._monitor.names)
+            text += f", T_kin up to {max(t.kinetic.mean for t in found):.3g}"
+        self._bar.set_postfix_str(text, refresh=False)
+
+    def _step(self, collector: Collector) -> None:
+        try:
+            if self._blocks is None:
+                self._sampler.step(self._closure_with(collector))
+            else:
+                self._make_block(collector, self._blocks)
+        except RuntimeError as error:
+            if "not finite" not in str(error):
+                raise
+            raise RuntimeError(self._describe_divergence(str(error))) from error
+        for schedule in self._schedules:
+            # At T = 0, while cycles explore, there is no precision to draw.
+            if not isinstance(schedule, GammaPrecision) or all(
+                group["temperature"] > 0 for group in self._sampler.param_groups
+            ):
+                schedule.step()
+
+    def _make_blocks(self) -> Blocks:
+        given = self._settings.collecting
+        if given.get("when") is not None:
+            raise ValueError("Invalid when: with compile, the draws follow `every`")
+        return Blocks(
+            self._model,
+            self._sampler,
+            self._settings.loss,
+            self._schedules,
+            length_of_blocks(given["burn_in"], given["every"], self._done, self._steps),
+        )
+
+    def _make_block(self, collector: Collector, blocks: Blocks) -> None:
+        batches = [
+            moved(self._batches.next(), self._device) for _ in range(blocks.steps)
+        ]
+        self._has_begun = True
+        rows = blocks.stacked(batches)
+        losses = collector.run(blocks.block, *rows)
+        if self._first_loss is None:
+            self._first_loss = losses[0]
+        self._losses.extend(losses)
+        self._loss = losses[-1]
+
+    def _call_back(self, collector: Collector) -> None:
+        schedules: Any = tuple(self._schedules) or None
+        state = ChainState(
+            chain=self._chain,
+            step=self._done,
+            loss=self._loss,
+            model=self._model,
+            sampler=self._sampler,
+            collector=collector,
+            schedule=schedules[0] if len(self._schedules) == 1 else schedules,
+            monitor=self._monitor,
+        )
+        for callback in self._settings.callbacks:
+            callback(state)
+
+    def _closure_with(self, collector: Collector) -> Callable[[], Any]:
+        evaluate = closure_of(self._sampler, self._loss_of_next)
+
+        def closure() -> Any:
+            value = evaluate()
+            collector.loss = self._loss
+            return value
+
+        return closure
+
+    def _loss_of_next(self) -> Tensor:
+        batch = moved(self._batches.next(), self._device)
+        self._has_begun = True
+        with torch.enable_grad():
+            loss = self._settings.loss(self._model, batch)
+        if not isinstance(loss, Tensor):
+            raise wrong_result("loss", loss, "the mean loss of the minibatch, a Tensor")
+        self._loss = loss.detach().mean()
+        if self._first_loss is None:
+            self._first_loss = self._loss
+        self._losses.append(self._loss)
+        return loss
+
+    def _describe_divergence(self, error: str) -> str:
+        where = f"chain {self._chain}, step {self._done + 1}"
+        losses = [float(loss) for loss in self._losses]
+        first = 0.0 if self._first_loss is None else float(self._first_loss)
+        worst = max(map(abs, filter(math.isfinite, losses)), default=0.0)
+        if not worst > _EXPLODED * max(abs(first), 1.0):
+            return f"{where}: {error}"
+        group = self._sampler.param_groups[0]
+        name = "lr" if "lr" in group else "step_size"
+        advice = ""
+        if name in group:
+            rate = float(self._groups[0].get(name, group[name]))
+            advice = f" {name} {rate:g} is too large: {rate / 10:g} may be stable, and"
+        return (
+            f"{where}: the chain has diverged: its loss was {first:.3g} at first, and "
+            f"{', '.join(f'{loss:.3g}' for loss in losses)} in the end.{advice} "
+            f"{_RESTART}"
+        )
+
+    def _length(self) -> int:
+        steps, epochs = self._settings.steps, self._settings.epochs
+        if steps is not None:
+            return steps
+        assert epochs is not None
+        if not one_gradient_a_step(self._sampler):
+            raise ValueError(
+                f"Invalid epochs: steps of {type(self._sampler).__name__} take several "
+                "minibatches (give steps)"
+            )
+        length = length_of(self._settings.loader)
+        assert length is not None  # sample() has checked it
+        return epochs * length
+
+    def _check_stores_some(self) -> None:
+        if traits_of(self._sampler).is_path:  # counts samples, not steps
+            return
+        given = self._settings.collecting
+        count, phases = self._steps, ""
+        for schedule in self._schedules:
+            if isinstance(schedule, CyclicalSchedule):
+                count = schedule.count_collecting(count)
+                phases = f", {count} of them in sampling phases"
+        first = given["burn_in"] + given["every"]
+        if count < first:
+            raise ValueError(
+                f"Invalid steps: {self._steps}{phases}, and the first draw would be "
+                f"number {first} (burn_in {given['burn_in']}, every {given['every']}): "
+                "nothing would be stored"
+            )
+
+    def _save(self, collector: Collector, path: Path | None) -> None:
+        if path is None:  # draws in memory end with the process
+            return
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        content = Saved(
+            seed=self._settings.seed,
+            identity=self._identity,
+            step=self._done,
+            epoch=self._batches.epoch,
+            position=self._batches.position,
+            model=self._model.state_dict(),
+            sampler=self._sampler.state_dict(),
+            schedule=[schedule.state_dict() for schedule in self._schedules],
+            collector=collector.state_dict(),
+            random=generator_states(),
+            random_cuda=cuda,
+        )
+        save(content._asdict(), path)
+
+    def _load(self, content: dict[str, Any], collector: Collector) -> None:
+        folder, steps = self._settings.store, self._steps
+        missing = [key for key in Saved._fields if key not in content]
+        if missing:
+            lacking = f"chain {self._chain} in {folder} lacks {', '.join(missing)}"
+            raise ValueError(f"Invalid checkpoint: {lacking} ({_RESTART})")
+        if content["seed"] != self._settings.seed:
+            other = f"the chain in {folder} has {content['seed']}; {_RESTART}"
+            raise ValueError(f"Invalid seed: {self._settings.seed} ({other})")
+        where = f"chain {self._chain} in {folder}"
+        check_same(content["identity"], self._identity, where)
+        if content["step"] > steps:
+            name = "steps" if self._settings.epochs is None else "epochs"
+            made = f"chain {self._chain} in {folder} has made {content['step']}"
+            raise ValueError(f"Invalid {name}: {steps} steps ({made}; {_RESTART})")
+        self._model.load_state_dict(content["model"])
+        self._sampler.load_state_dict(content["sampler"])
+        for schedule, state in zip(self._schedules, content["schedule"], strict=True):
+            schedule.load_state_dict(state)
+        collector.load_state_dict(content["collector"])
+        self._batches.move_to(content["epoch"], content["position"])
+        self._done = content["step"]
+        set_generator_states(content["random"])
+        if content["random_cuda"]:
+            torch.cuda.set_rng_state_all(content["random_cuda"])
+
+
+def checkpoint_path(store: Path | SampleStore, chain: int) -> Path | None:
+    """Returns the checkpoint's file; None for a store in memory."""
+    if isinstance(store, SampleStore):
+        return None
+    return store / f"checkpoint-{chain}.pt"
+
+
+def _checked(schedule: Any) -> Any:
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise TypeError(
+            "Invalid schedule: ReduceLROnPlateau, whose lr follows a loss (must follow "
+            "from the number of steps: a chain that adapts to its loss has another law)"
+        )
+    for name in ("step", "state_dict", "load_state_dict"):
+        if not callable(getattr(schedule, name, None)):
+            wanted = f"a scheduler, and this has no {name}()"
+            raise wrong_result("schedule", schedule, wanted)
+    return schedule

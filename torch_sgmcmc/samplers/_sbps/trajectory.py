@@ -1,0 +1,646 @@
+"""A straight line of the bouncy particle, and derivatives of losses along it.
+
+In forward mode one pass through the model carries the derivatives along (a
+Jacobian-vector product); in reverse mode the gradient of a weighted sum of the losses
+is differentiated by the weights. Both can give the gradient of the mean loss of the
+same minibatch afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from operator import is_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
+
+import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import ops
+from torch_sgmcmc.core.context import StepContext, state_dtype
+from torch_sgmcmc.core.finite_check import nonfinite_error
+from torch_sgmcmc.core.hyperparams import wrong_type
+from torch_sgmcmc.core.parameters import check_cuda
+from torch_sgmcmc.core.state import PRECONDITIONER, PRIOR_MEAN, given
+
+# Id of a tensor; version and address if it moves.
+_Mark = tuple[int, int, int] | tuple[int]
+
+# Keys of a parameter's state.
+STATE = ("origin", "velocity", "square_average", "preconditioner", "direction")
+
+
+@dataclass
+class _Part:
+    """The moving parameters on one device with one prior, from any groups."""
+
+    prior_precision: float
+    num_data: float
+    prior_mean: float
+    # Empty if prior_mean holds for all.
+    prior_means: list[Tensor] = field(default_factory=list)
+    params: list[Tensor] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    # The start of the line, v, and, empty unless preconditioned, V (empty if a user
+    # gave A), A and Av.
+    origin: list[Tensor] = field(default_factory=list)
+    velocity: list[Tensor] = field(default_factory=list)
+    square_average: list[Tensor] = field(default_factory=list)
+    preconditioner: list[Tensor] = field(default_factory=list)
+    direction: list[Tensor] = field(default_factory=list)
+
+    def positions(self) -> list[Tensor]:
+        return [p.detach().to(state_dtype(p), copy=True) for p in self.params]
+
+    @property
+    def directions(self) -> list[Tensor]:
+        return self.direction or self.velocity
+
+    @property
+    def mean(self) -> dict[str, Any]:
+        return {"prior_mean": self.prior_mean, "prior_means": self.prior_means or None}
+
+    @property
+    def prior(self) -> dict[str, Any]:
+        return {"weight_decay": self.prior_precision / self.num_data, **self.mean}
+
+
+def moves(p: Tensor) -> bool:
+    """Returns whether a parameter is part of a trajectory."""
+    return p.requires_grad and p.numel() > 0
+
+
+class Trajectory:
+    """All moving parameters on one straight line.
+
+    A trajectory is never changed: a bounce or a refreshment makes another one, so that
+    a failed step loses nothing. Positions are origin + time * direction, computed from
+    the origin each time, so that moving back is exact.
+    """
+
+    def __init__(self, parts: list[_Part], line_sums: Sequence[Tensor] = ()) -> None:
+        self.parts = parts
+        self.params = [p for part in parts for p in part.params]
+        self.directions = [u for part in parts for u in part.directions]
+        self._ids = frozenset(map(id, self.params))
+        self._tangents: list[Tensor] = []
+        # The prior's derivative at the start of the line, and its growth per time, from
+        # sbps_line_sums of the parts with a prior; computed now or on demand.
+        self._prior = self._prior_of(line_sums) if line_sums else None
+        self._marks: list[_Mark] = []
+        self._marked = math.nan
+
+    @staticmethod
+    def moving(context: StepContext) -> list[_Part]:
+        """Returns the parameters that require gradients, by device and prior."""
+        parts: dict[tuple[torch.device, float, float | None], _Part] = {}
+        for group in context.groups:
+            prior, number = float(group["prior_precision"]), float(group[PRIOR_MEAN])
+            for p, offset in zip(group["params"], group["offsets"], strict=True):
+                if moves(p):
+                    mean = context.state.get(p, {}).get(PRIOR_MEAN)
+                    key = p.device, prior, number if mean is None else None
+                    if key not in parts:
+                        parts[key] = _Part(prior, float(group["num_data"]), number)
+                    part = parts[key]
+                    if mean is not None:
+                        part.prior_means.append(mean)
+                    part.params.append(p)
+                    part.offsets.append(offset)
+                    if p.is_cuda:
+                        check_cuda(context.name, group)
+        if not parts:
+            raise RuntimeError(
+                f"{context.name} has no parameter that requires gradients"
+            )
+        return list(parts.values())
+
+    @classmethod
+    def resumed(cls, context: StepContext, preconditioned: bool) -> Trajectory | None:
+        """Returns the trajectory in the sampler's state; None if it no longer fits."""
+        parts = cls.moving(context)
+        flying = {p for p, state in context.state.items() if "velocity" in state}
+        if flying != {p for part in parts for p in part.params}:
+            return None
+        keys = kept_of(preconditioned, preconditioned and _is_given(context, parts))
+        for part in parts:
+            for p in part.params:
+                state = context.state[p]
+                if any(key not in state for key in keys):
+                    return None
+                for key in keys:
+                    getattr(part, key).append(state[key])
+        return cls(parts)
+
+    @classmethod
+    def started(cls, context: StepContext, common: dict[str, Any]) -> Trajectory:
+        """Returns a line from the present parameters, with a new velocity."""
+        parts = cls.moving(context)
+        is_given = common["preconditioned"] and _is_given(context, parts)
+        for part in parts:
+            part.origin = part.positions()
+            for p in part.params:
+                known = context.state.get(p, {})
+                part.velocity.append(torch.zeros_like(p, dtype=state_dtype(p)))
+                if is_given:
+                    part.preconditioner.append(known[PRECONDITIONER])
+                elif common["preconditioned"]:
+                    v = known.get("square_average")
+                    part.square_average.append(
+                        torch.zeros_like(part.velocity[-1]) if v is None else v
+                    )
+        return cls(parts).refreshed(0.0, common)
+
+    def same_as(self, params: Iterable[Tensor], preconditioned: bool) -> bool:
+        """Returns whether the sampler still moves these parameters."""
+        wanted = [id(p) for p in params if moves(p)]
+        return (
+            len(wanted) == len(self._ids)
+            and self._ids.issuperset(wanted)
+            and preconditioned == self.preconditioned
+        )
+
+    @property
+    def preconditioned(self) -> bool:
+        return bool(self.parts[0].preconditioner)
+
+    @property
+    def learns(self) -> bool:
+        """Returns whether A is computed from V, which is updated if ``adapt``."""
+        return bool(self.parts[0].square_average)
+
+    def states(self) -> Iterable[tuple[Tensor, dict[str, Tensor]]]:
+        """Returns each parameter's state to save."""
+        for part in self.parts:
+            for i, p in enumerate(part.params):
+                kept = {key: getattr(part, key) for key in STATE}
+                yield p, {key: kept[key][i] for key in STATE if kept[key]}
+
+    @property
+    def tangents(self) -> list[Tensor]:
+        """The directions in the dtypes of the parameters, made once for a line."""
+        if not self._tangents:
+            self._tangents = [
+                u if u.dtype is p.dtype else u.to(p.dtype)
+                for p, u in zip(self.params, self.directions, strict=True)
+            ]
+        return self._tangents
+
+    def place(self, time: float) -> None:
+        """Moves the parameters to a time since the line began."""
+        for part in self.parts:
+            ops.sbps_place_(part.params, part.origin, part.directions, time=time)
+        increment_version(self.params)
+
+    def is_at(self, time: float) -> bool:
+        """Returns whether the parameters are at the trajectory's position of a time."""
+        for part in self.parts:
+            there = [torch.empty_like(p) for p in part.params]
+            ops.sbps_place_(there, part.origin, part.directions, time=time)
+            if not all(map(torch.equal, there, part.params)):
+                return False
+        return True
+
+    def mark(self, time: float, params: Sequence[Tensor]) -> None:
+        """Records a sampler's parameters, for :meth:`is_unchanged`."""
+        self._marked = time
+        self._marks = _marks(params)
+
+    def is_unchanged(self, time: float, params: Sequence[Tensor]) -> bool:
+        """Returns whether the parameters are unchanged since :meth:`mark`.
+
+        Compares tensors, which of them require gradients, versions and memory. Only
+        changes through ``.data`` are not detected.
+        """
+        return time == self._marked and _marks(params) == self._marks
+
+    def _origins(self, time: float) -> list[list[Tensor]]:
+        origins = []
+        for part in self.parts:
+            there = [torch.empty_like(x) for x in part.origin]
+            ops.sbps_place_(there, part.origin, part.directions, time=time)
+            origins.append(there)
+        return origins
+
+    def rebased(self) -> Trajectory:
+        """Returns a line from the present parameters, with the same velocity."""
+        return Trajectory(
+            [replace(part, origin=part.positions()) for part in self.parts]
+        )
+
+    def refreshed(self, time: float, common: dict[str, Any]) -> Trajectory:
+        """Returns a line from a time on, with a new velocity on the unit sphere."""
+        key = {"seed": common["seed"], "step": int(common["step"])}
+        key["purpose"] = _C.Purpose.REFRESHMENT
+        parts = [
+            replace(part, origin=origin, velocity=[*map(torch.empty_like, origin)])
+            for part, origin in zip(self.parts, self._origins(time), strict=True)
+        ]
+        # Draws the same normals twice: for their length, and divided by it.
+        std = 1.0
+        for _ in range(2):
+            squares = 0.0
+            for part in parts:
+                ops.gaussian_(part.velocity, std=std, offsets=part.offsets, **key)
+                squares += float(ops.sum_of_squares(part.velocity))
+            if squares == 0:  # once in 2^31 draws of a single number
+                parts[0].velocity[0].view(-1)[0] = 1.0
+                break
+            std /= math.sqrt(squares)
+        return _steered(parts, common)
+
+    def reflected(
+        self, time: float, grads: Sequence[Tensor], common: dict[str, Any]
+    ) -> Trajectory:
+        """Returns a trajectory from the parameters, with the velocity reflected.
+
+        With ``adapt``, the preconditioner learns from the gradients after the bounce.
+        """
+        product, gradient, velocity = self.sums(grads)
+        if not (math.isfinite(gradient) and gradient > 0):
+            raise nonfinite_error(
+                "raise" if gradient == 0 else common["nonfinite"],
+                "SBPS got a gradient from the closure's losses that is "
+                f"{'zero' if gradient == 0 else 'not finite'}, where they grow along "
+                "the velocity",
+            )
+        scale = 1 / math.sqrt(velocity)
+        gain = 2 * product / gradient * scale
+        parts, line_sums = [], []
+        for part, origin, part_grads in zip(
+            self.parts, self._origins(time), self._split(grads), strict=True
+        ):
+            velocities = [v.clone() for v in part.velocity]
+            lists = part.params, part_grads, velocities
+            turn = {"scale": scale, "gain": gain, **part.prior}
+            if common["preconditioned"] or part.prior_precision == 0:
+                ops.sbps_reflect_(*lists, part.preconditioner, **turn)
+            else:
+                line_sums.append(ops.sbps_reflect_sums_(*lists, origin, **turn))
+            moved = replace(part, origin=origin, velocity=velocities)
+            moved.square_average = _learned(part, part_grads, common)
+            parts.append(moved)
+        return _steered(parts, common, line_sums)
+
+    def learned(self, grads: Sequence[Tensor], common: dict[str, Any]) -> Trajectory:
+        """Returns the same line with V after learning; A is updated at the line's end.
+
+        If A changed at once, Av would turn within the line on which G is regressed.
+        """
+        if not math.isfinite(self.sums(grads)[1]):
+            raise nonfinite_error(
+                common["nonfinite"],
+                "SBPS got a gradient from the closure's losses that is not finite",
+            )
+        trajectory = copy(self)
+        trajectory.parts = [
+            replace(part, square_average=_learned(part, part_grads, common))
+            for part, part_grads in zip(self.parts, self._split(grads), strict=True)
+        ]
+        return trajectory
+
+    def sums(self, grads: Sequence[Tensor]) -> tuple[float, float, float]:
+        """Returns v·Ag, ‖Ag‖² and ‖v‖², with g the gradient of (U / T) / N."""
+        product = gradient = velocity = 0.0
+        for part, part_grads in zip(self.parts, self._split(grads), strict=True):
+            lists = part.params, part_grads, part.velocity, part.preconditioner
+            a, b, c = ops.sbps_reflection_sums(*lists, **part.prior).tolist()
+            product, gradient, velocity = product + a, gradient + b, velocity + c
+        return product, gradient, velocity
+
+    def prior(self, time: float) -> float:
+        """Returns the derivative of the prior's part of U along the direction.
+
+        It is linear in time, so no sum is needed at each time, and belongs to the line,
+        not to the rounded parameters.
+        """
+        if self._prior is None:
+            parts = [part for part in self.parts if part.prior_precision > 0]
+            self._prior = self._prior_of(
+                [ops.sbps_line_sums(p.origin, p.directions, **p.mean) for p in parts]
+            )
+        begin, slope = self._prior
+        return begin + time * slope
+
+    def _prior_of(self, line_sums: Sequence[Tensor]) -> tuple[float, float]:
+        begin = slope = 0.0
+        parts = [part for part in self.parts if part.prior_precision > 0]
+        for part, sums in zip(parts, line_sums, strict=True):
+            product, square = sums.tolist()
+            begin += part.prior_precision * product
+            slope += part.prior_precision * square
+        return begin, slope
+
+    def _split(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+        each = iter(tensors)
+        return [[next(each) for _ in part.params] for part in self.parts]
+
+
+def _learned(
+    part: _Part, grads: Sequence[Tensor], common: dict[str, Any]
+) -> list[Tensor]:
+    if not (part.square_average and common["adapt"]):
+        return part.square_average
+    squares = [v.clone() for v in part.square_average]
+    ops.sbps_adapt_(part.params, grads, squares, decay=common["decay"], **part.prior)
+    return squares
+
+
+def _marks(params: Iterable[Tensor]) -> list[_Mark]:
+    return [
+        (id(p), p._version, p.data_ptr()) if p.requires_grad else (id(p),)
+        for p in params
+    ]
+
+
+def kept_of(preconditioned: bool, is_given: bool) -> list[str]:
+    """Returns the state of a moving parameter; without V where a user set A."""
+    keys = STATE if preconditioned else STATE[:2]
+    return [key for key in keys if not (is_given and key == "square_average")]
+
+
+def _is_given(context: StepContext, parts: list[_Part]) -> bool:
+    params = [p for part in parts for p in part.params]
+    lacking = [
+        p for p in params if PRECONDITIONER not in given(context.state.get(p, {}))
+    ]
+    if lacking and len(lacking) < len(params):
+        raise RuntimeError(
+            f"{context.name} has no preconditioner for a parameter of shape "
+            f"{list(lacking[0].shape)}, but has others: call set_preconditioner() for "
+            "all"
+        )
+    return not lacking
+
+
+def _steered(
+    parts: list[_Part], common: dict[str, Any], line_sums: Sequence[Tensor] = ()
+) -> Trajectory:
+    """Makes a trajectory; computes A and Av from V and v, or Av from A and v."""
+    if not common["preconditioned"]:
+        return Trajectory(parts, line_sums)
+    if not parts[0].square_average:
+        for part in parts:
+            directions = torch._foreach_mul(part.preconditioner, part.velocity)
+            part.direction = [*directions]
+        return Trajectory(parts)
+    eps, total, count = common["eps"], 0.0, 0
+    for part in parts:
+        total += float(ops.sbps_preconditioner_sum(part.square_average, eps=eps))
+        count += sum(p.numel() for p in part.params)
+    line_sums = []
+    for part in parts:
+        part.preconditioner = [*map(torch.empty_like, part.velocity)]
+        part.direction = [*map(torch.empty_like, part.velocity)]
+        lists = part.square_average, part.velocity, part.preconditioner, part.direction
+        scale = {"eps": eps, "scale": count / total}
+        if part.prior_precision == 0:
+            ops.sbps_precondition_(*lists, **scale)
+        else:
+            sums = ops.sbps_precondition_sums_(
+                *lists, part.origin, **scale, **part.mean
+            )
+            line_sums.append(sums)
+    return Trajectory(parts, line_sums)
+
+
+# A module's dict of parameters, the key in it, and the parameter.
+Slot = tuple[dict[str, Any], str, Tensor]
+
+
+class Slots:
+    """The places of a module's parameters.
+
+    The module is searched once. Later calls only check that it still holds the same
+    parameters and modules under the same names.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._views: list[Collection[object]] = []
+        self._known: list[object] = []
+        self._lengths: list[int] = []
+        self._slots: list[Slot] = []
+
+    def of(self, ids: Iterable[int]) -> list[Slot]:
+        """Returns all places of the parameters with these ids."""
+        if not self._are_as_known():
+            self._find()
+        ids = set(ids)
+        return [slot for slot in self._slots if id(slot[2]) in ids]
+
+    def _are_as_known(self) -> bool:
+        return (
+            bool(self._views)
+            and list(map(len, self._views)) == self._lengths
+            and all(map(is_, chain.from_iterable(self._views), self._known))
+        )
+
+    def _find(self) -> None:
+        modules = list(self.model.modules())
+        dicts = [d for m in modules for d in (m._modules, m._parameters)]
+        # Views follow their dicts, so they can be compared again.
+        self._views = [view for d in dicts for view in (d.keys(), d.values())]
+        self._lengths = list(map(len, self._views))
+        self._known = list(chain.from_iterable(self._views))
+        held = [(d, *item) for d in dicts[1::2] for item in d.items()]
+        self._slots = [slot for slot in held if slot[2] is not None]
+
+
+class Observation(NamedTuple):
+    """Losses and directional derivatives of a minibatch.
+
+    Args:
+        losses: [n], of the examples.
+        derivatives: [n], of the losses along the direction.
+        gradient: returns the gradient of the mean loss, a tensor for each parameter.
+        free: whether the gradient is already computed.
+    """
+
+    losses: Tensor
+    derivatives: Tensor
+    gradient: Callable[[], list[Tensor]]
+    free: bool
+
+
+def observe(
+    name: str,
+    closure: Callable[[], Any],
+    params: Sequence[Tensor],
+    along: Sequence[Tensor],
+    slots: Slots | None,
+    all_params: Sequence[Tensor],
+) -> Observation:
+    """Calls the closure once and differentiates its losses along a direction.
+
+    ``slots`` are the slots of the parameters' module, for forward mode; the closure
+    must not set gradients of ``all_params``.
+
+    Raises:
+        TypeError, RuntimeError: the closure returned no losses [n], or called
+            ``backward()``.
+    """
+    for p in all_params:
+        p.grad = None
+    try:
+        if slots is None:
+            return _reverse(name, closure, params, along)
+        return _forward(name, closure, params, along, slots)
+    finally:
+        for p in all_params:
+            p.grad = None
+
+
+def rate_of(
+    losses: Tensor,
+    derivatives: Tensor,
+    num_data: float,
+    temperature: float,
+    replacement: bool,
+    prior: float,
+) -> tuple[int, float, float]:
+    """Returns moments of n >= 2 examples (csrc/host/moments.h), [n] of any dtype.
+
+    ``prior`` is the prior's part of the derivative.
+    """
+    single = losses.dtype is derivatives.dtype is torch.float32
+    dtype = torch.float32 if single else torch.float64
+    # Not an operator: its call would take longer than the sums.
+    if not (single and losses.is_cpu and losses.is_contiguous()):
+        losses = losses.to("cpu", dtype).contiguous()
+    if not (single and derivatives.is_cpu and derivatives.is_contiguous()):
+        derivatives = derivatives.to("cpu", dtype).contiguous()
+    rows = losses.data_ptr(), derivatives.data_ptr()
+    return _C.rate_of(
+        *rows, losses.shape[0], not single, num_data, temperature, replacement, prior
+    )
+
+
+def _forward(
+    name: str,
+    closure: Callable[[], Any],
+    params: Sequence[Tensor],
+    along: Sequence[Tensor],
+    slots: Slots,
+) -> Observation:
+    with torch.enable_grad(), forward_ad.dual_level():
+        duals = {
+            id(p): forward_ad.make_dual(p, u)
+            for p, u in zip(params, along, strict=True)
+        }
+        places = slots.of(duals)
+        try:
+            for holder, key, p in places:
+                holder[key] = duals[id(p)]
+            dual = closure()
+        finally:
+            for holder, key, p in places:
+                holder[key] = p
+        _check_losses(name, dual, params)
+        losses, tangent = forward_ad.unpack_dual(dual)
+    if tangent is None:
+        raise RuntimeError(
+            f"{name} got losses from the closure that do not depend on the parameters "
+            "of its model (does the closure call another model?)"
+        )
+
+    def gradient() -> list[Tensor]:
+        weights = torch.full_like(losses, 1 / losses.shape[0])
+        grads = torch.autograd.grad(losses, params, weights, allow_unused=True)
+        return _without_none(params, grads)
+
+    return Observation(losses.detach(), tangent.detach(), gradient, False)
+
+
+def _reverse(
+    name: str,
+    closure: Callable[[], Any],
+    params: Sequence[Tensor],
+    along: Sequence[Tensor],
+) -> Observation:
+    with torch.enable_grad():
+        losses = closure()
+        _check_losses(name, losses, params)
+        weights = torch.full_like(losses, 1 / losses.shape[0]).requires_grad_()
+        grads = torch.autograd.grad(
+            losses, params, weights, create_graph=True, allow_unused=True
+        )
+        used = [(g, u) for g, u in zip(grads, along, strict=True) if g is not None]
+        if not used:
+            raise RuntimeError(_unrelated(name))
+        # The gradient is linear in the weights, and so is its product with a
+        # direction, whose coefficients are the derivatives of the examples.
+        (derivatives,) = torch.autograd.grad(
+            [g for g, _ in used], weights, [u for _, u in used]
+        )
+    fixed = [None if g is None else g.detach() for g in grads]
+    gradient = lambda: _without_none(params, fixed)  # noqa: E731
+    return Observation(losses.detach(), derivatives.detach(), gradient, True)
+
+
+def _without_none(
+    params: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> list[Tensor]:
+    return [
+        torch.zeros_like(p) if g is None else g.detach()
+        for p, g in zip(params, grads, strict=True)
+    ]
+
+
+def _unrelated(name: str) -> str:
+    return (
+        f"{name} got losses from the closure that do not depend on its parameters "
+        "(were they computed under torch.no_grad()?)"
+    )
+
+
+def _check_losses(name: str, losses: object, params: Sequence[Tensor]) -> None:
+    if not isinstance(losses, Tensor):
+        raise TypeError(
+            f"{name} got a {type(losses).__name__} from the closure (must return the "
+            "losses of the examples, a Tensor of shape [n])"
+        )
+    if any(p.grad is not None for p in params):
+        raise RuntimeError(
+            f"{name} found gradients after the closure: it must return the losses of "
+            "the examples and not call backward()"
+        )
+    if losses.dim() != 1:
+        hint = ": use reduction='none'" if losses.dim() == 0 else ""
+        raise RuntimeError(
+            f"{name} got losses of shape {list(losses.shape)} from the closure (must "
+            f"be the examples' losses, of shape [n]{hint})"
+        )
+    if losses.shape[0] < 2:
+        raise RuntimeError(
+            f"{name} got the loss of {losses.shape[0]} example from the closure (must "
+            "be of 2 at least, to estimate the noise of a minibatch)"
+        )
+    if not losses.requires_grad:
+        raise RuntimeError(_unrelated(name))
+    if not losses.dtype.is_floating_point:
+        raise RuntimeError(
+            f"{name} got complex losses from the closure (must be real numbers)"
+        )
+
+
+def check_model(name: str, model: object, params: Sequence[Tensor]) -> nn.Module | None:
+    """Returns the model if it is None or a module that holds all parameters."""
+    if model is None:
+        return None
+    if not isinstance(model, nn.Module):
+        raise wrong_type("model", model, "a torch.nn.Module or None")
+    known = {id(p) for p in model.parameters()}
+    foreign = sum(id(p) not in known for p in params)
+    if foreign:
+        raise ValueError(
+            f"Invalid model: {foreign} of the {len(params)} parameters of {name} are "
+            "not parameters of it"
+        )
+    return model
