@@ -13,7 +13,7 @@ from torch import nn
 
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core import hmc_dynamics as dynamics
+from torch_sgmcmc.samplers import hmc_dynamics as dynamics
 
 
 @pytest.mark.parametrize("target", [0.6, 0.9])

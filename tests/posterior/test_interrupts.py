@@ -16,7 +16,7 @@ from stored_files import contents
 from torch.utils.data import DataLoader
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.posterior import chain as driver
+from torch_sgmcmc.run import chain as driver
 
 OPTIONS = {"checkpoint_every": None, "steps": 20}
 

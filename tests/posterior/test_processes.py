@@ -21,7 +21,7 @@ from driver_problem import (
 from stored_files import contents
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.posterior import run as driver
+from torch_sgmcmc.run import sample as driver
 
 pytestmark = pytest.mark.full
 

@@ -18,7 +18,7 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Subset
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.posterior import store_files
+from torch_sgmcmc.draws import store_files
 
 driver = sys.modules["torch_sgmcmc.run.sample"]
 
