@@ -35,7 +35,11 @@ class _Schedule(LRScheduler):
                 "Invalid sampler: with capturable=True a CUDA graph freezes lr and "
                 "temperature, and no schedule could change them"
             )
+        self._check(sampler)
         super().__init__(sampler)
+
+    def _check(self, sampler: Sampler) -> None:
+        """Raises if the sampler does not suit, before anything has changed."""
 
     def _factor(self) -> float:
         """Returns the factor of the first lr for the next step."""
@@ -125,15 +129,17 @@ class CyclicalSchedule(_Schedule):
         self.temperatures: list[float] = []
         super().__init__(sampler)
 
-    def _initial_step(self) -> None:
-        # After the check of the sampler, and before its first step is prepared.
-        kind = kind_of(self.optimizer)
+    def _check(self, sampler: Sampler) -> None:
+        kind = kind_of(sampler)
         rows = {row.name: row for row in settings(kind)}
         if self.exploration > 0 and rows["temperature"].low_open:
             raise ValueError(
                 f"Invalid exploration: {self.exploration} (must be 0 with {kind}, "
                 "which has no updates at temperature 0)"
             )
+
+    def _initial_step(self) -> None:
+        # After the check of the sampler, and before its first step is prepared.
         self.temperatures = []
         super()._initial_step()
 

@@ -95,7 +95,9 @@ std::shared_ptr<SamplerImpl> MakeImpl(const char* name) {
 }  // namespace
 
 bool Register(const char* name, MakeSampler make) {
-  return Registry().emplace(name, make).second;
+  const bool is_new = Registry().emplace(name, make).second;
+  if (!is_new) Raise("Two C++ samplers are registered as ", name);
+  return is_new;
 }
 
 bool IsRegistered(std::string_view name) { return Registry().contains(name); }

@@ -366,8 +366,8 @@ void CheckNotCapturable(const OptionValues& options);
 // The first multiple of the noise block at or after offset + size.
 int64_t NextOffset(int64_t offset, int64_t size);
 
-// Samplers by name. Each registers itself in the file of its stem, where a
-// static variable keeps the result, true.
+// Samplers by name. Each registers itself in the file of its stem, in the
+// initialiser of a static variable, which runs when the library is loaded.
 using MakeSampler = std::shared_ptr<SamplerImpl> (*)();
 bool Register(const char* name, MakeSampler make);
 bool IsRegistered(std::string_view name);

@@ -481,8 +481,7 @@ const bool kSBPS = Register<SBPSOptions, SBPSImpl>();
 
 }  // namespace
 
-// ---- The interface
-// ----------------------------------------------------------
+// ---- The interface ----------------------------------------------------------
 
 double SBPSOptions::get_lr() const {
   throw std::logic_error(

@@ -9,9 +9,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import json, sys
+import json, os, sys
 import torch
 import torch_sgmcmc as sg
+
+FOLDER = os.path.dirname(sg.__file__)
 
 model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Linear(4, 2))
 x = torch.rand(5, 8)
@@ -24,8 +26,10 @@ def files():
     model(x).square().mean().backward()
     found = []
     def note(frame, event, arg):
-        if event == "call" and "torch_sgmcmc/" in frame.f_code.co_filename:
-            found.append(frame.f_code.co_filename.rpartition("torch_sgmcmc/")[2])
+        code = frame.f_code  # Python 3.12 has no frames of comprehensions
+        is_ours = code.co_filename.startswith(FOLDER + os.sep)
+        if event == "call" and is_ours and not code.co_name.endswith("comp>"):
+            found.append(os.path.relpath(code.co_filename, FOLDER))
     sys.setprofile(note)
     sampler.step()
     sys.setprofile(None)

@@ -205,6 +205,7 @@ def test_schedules_know_its_limits():
     sampler = sg.SGLRW([p], lr=0.1, num_data=10, seed=0)
     with pytest.raises(ValueError, match=r"exploration: 0\.8 \(must be 0 with SGLRW"):
         sg.CyclicalSchedule(sampler, 4)
+    assert "initial_lr" not in sampler.param_groups[0]
     for schedule in (
         sg.CyclicalSchedule(sampler, 4, exploration=0.0),
         sg.PolynomialDecay(sampler, b=2.0),

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.diagnostics.setup_gradients import guess_calls
+from torch_sgmcmc.diagnostics.setup_gradients import Curvature, guess_calls
 from torch_sgmcmc.diagnostics.temperature_means import Motion, Step
 
 
@@ -153,6 +153,51 @@ def test_both_limits_of_lr_by_group(kind):
         assert found.noise_lrs[i] == pytest.approx(alone.noise_lr, rel=1e-6)
         assert (alone.largest_lrs, alone.noise_lrs) == ((), ())
         assert f"{found.noise_lrs[i]:.2g} (group {i})" in lines[1]
+
+
+def test_limits_of_groups_without_a_gradient_and_of_unlike_sizes():
+    """A frozen group, one behind zeros, and one number beside large weights."""
+    torch.manual_seed(0)
+    x = torch.randn(N, 20, dtype=torch.float64)
+    labels = torch.randint(2, (N,))
+    model = nn.Sequential(*(nn.Linear(20, 20, bias=False) for _ in range(2)))
+    model.append(nn.Linear(20, 2)).double()
+    nn.init.zeros_(model[1].weight)
+    nn.init.constant_(model[2].weight, 20.0)
+    model[0].weight.requires_grad_(False)
+    loader = DataLoader(TensorDataset(x, labels), batch_size=BATCH, shuffle=True)
+    parts = (model[0].weight, model[1].weight, model[2].weight, model[2].bias)
+    groups = [{"params": [p], "prior_precision": 1.0} for p in parts]
+    sampler = sg.SGHMC(groups, lr=0.01, momentum=0.5, num_data=N)
+    found = sg.check_setup(model, sg.losses.categorical(), loader, sampler)
+    frozen, behind, weight, bias = found.largest_lrs
+    assert math.isnan(frozen)
+    # The Hessian of two classes' biases at outputs of 0: eigenvalue 1/2.
+    assert bias == pytest.approx(2 * 1.5 / (0.5 + 1 / N), rel=0.01)
+    assert behind < weight < 2 * 1.5 * N  # which the prior alone has
+    assert "(group 0)" not in str(found).partition("5 % of T_kin")[0]
+
+
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (1.0, 0.1), (0.0, 1.0)])
+def test_lanczos_iterations_find_the_largest_eigenvalue(scales):
+    torch.manual_seed(0)
+    p, q = (nn.Parameter(torch.randn(n, dtype=torch.float64)) for n in (4, 2))
+    h = torch.randn(6, 6, dtype=torch.float64)
+    h = h + h.T  # of both signs
+    curvature = Curvature([p, q], lambda: h @ torch.cat([p, q]).detach())
+    d = torch.tensor(scales, dtype=torch.float64).repeat_interleave(
+        torch.tensor([4, 2])
+    )
+    expected = float(torch.linalg.eigvalsh(d[:, None] * h * d)[-1])
+    assert curvature.largest([*scales]) == pytest.approx(expected, rel=1e-6)
+    # A start in an invariant space of one dimension, where nothing else is found.
+    values, vectors = torch.linalg.eigh(h)
+    along = vectors[:, -1]
+    start = Curvature([p, q], lambda: h @ torch.cat([p, q]).detach())
+    start._start = along
+    start._gradient = lambda: along + h @ (torch.cat([p, q]).detach() - fixed)
+    fixed = torch.cat([p, q]).detach().clone()
+    assert start.largest([1.0, 1.0]) == pytest.approx(float(values[-1]), rel=1e-6)
 
 
 def test_predicted_temperatures_follow_the_residuals():

@@ -1,7 +1,8 @@
 """A sampler's tables, and the answers to what the rest of the library asks.
 
-Outside of its own file no sampler is known by its name. Code that meets a sampler whose
-traits have no answer says that it is not known.
+Outside of its own file no code asks for a sampler's name. Where traits have no answer,
+it is not known. One thing is assumed of a sampler that does not say: a step takes the
+gradient of a minibatch.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Motion(IntEnum):
 
 
 class Traits(NamedTuple):
-    """A sampler's answers to the rest of the library; the defaults know nothing."""
+    """A sampler's answers to the rest of the library; by default they are not known."""
 
     takes: Takes = Takes.GRADIENT
     #: The equations of its temperatures, and what shows instead whether it works.
@@ -110,7 +111,6 @@ class SamplerSpec:
         waits: bool = False,
         traits: Traits = UNKNOWN,
     ) -> None:
-        _SPECS[name] = self
         self.settings, self.traits = settings(name), traits
         self.operator = None if operator is None else Operator(operator)
         own = {} if self.operator is None else self.operator.state
@@ -126,6 +126,8 @@ class SamplerSpec:
         self.records = records_of(self.state, names)
         #: Keys of a group that the sampler manages itself, and a user cannot set.
         self.managed = (*MANAGED, *self.shared, *self.progress, *self.records)
+        assert name not in _SPECS, f"{name} has a spec"
+        _SPECS[name] = self
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the base class's arguments, from those of a constructor."""

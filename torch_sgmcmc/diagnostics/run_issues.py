@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_sgmcmc.core.spec import traits_of
+from torch_sgmcmc.core.spec import UNKNOWN, traits_of
 from torch_sgmcmc.diagnostics import convergence as compared
 from torch_sgmcmc.diagnostics.run_record import RunRecord
 from torch_sgmcmc.diagnostics.setup_issues import (
@@ -383,12 +383,16 @@ def check_runs(runs: Runs) -> tuple[list[Issue], list[str]]:
     low = {i: x for i, x in rates.items() if x is not None and x < _ACCEPTANCE}
     if low:
         found.append(_issue("rejected", rate=min(low.values()), chains=_chains(low)))
-    observed = {
-        i for i, r in known.items() if r.tensors or traits_of(r.sampler).motion is None
-    }
+    observed = {i for i, r in known.items() if r.tensors or _has_none(r.sampler)}
     chains = _chains([i for i in runs if i not in observed][:6])
     some = f"temperatures of {chains} (no monitor has observed them)"
     return found, [some] if len(observed) < len(runs) else []
+
+
+def _has_none(sampler: str) -> bool:
+    """Returns whether the sampler is known to have no temperatures."""
+    traits = traits_of(sampler)
+    return traits is not UNKNOWN and traits.motion is None
 
 
 def hottest(runs: Mapping[int, RunRecord]) -> tuple[float, str, int]:

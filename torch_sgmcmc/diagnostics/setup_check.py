@@ -531,7 +531,7 @@ class _Run:
         """Yields the largest curvature where the other groups are at rest."""
         for group in self.sampler.param_groups:
             scales = [float(own is group) for own in self.groups.values()]
-            yield of.largest(scales, _GROUP_ITERATIONS) if any(scales) else 0.0
+            yield of.largest(scales, _GROUP_ITERATIONS) if any(scales) else math.nan
 
     def _measured_noise(self) -> Iterator[Tensor]:
         """Yields differences of minibatches' gradients, with one gradient's noise."""

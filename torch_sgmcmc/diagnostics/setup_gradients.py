@@ -218,17 +218,21 @@ class Curvature:
     @torch.no_grad()
     def __init__(self, params: list[Tensor], gradient: Callable[[], Tensor]) -> None:
         self._params, self._gradient, self._start = params, gradient, gradient()
-        length = math.hypot(*(float(p.norm(dtype=torch.float64)) for p in params))
-        self._apart = _APART * (length or 1.0)
+        self._norms = [float(p.norm(dtype=torch.float64)) for p in params]
         self.sizes = [p.numel() for p in params]
 
     @torch.no_grad()
     def product(self, direction: Tensor) -> Tensor:
         """Returns H d of a direction d of about length 1."""
-        parts = zip(self._params, direction.split(self.sizes), strict=True)
-        moves = [(p, part.view_as(p)) for p, part in parts]
-        with displaced(moves, self._apart):
-            return (self._gradient() - self._start) / self._apart
+        parts = direction.split(self.sizes)
+        pairs = zip(self._params, parts, strict=True)
+        moves = [(p, part.view_as(p)) for p, part in pairs]
+        moved = zip(self._norms, parts, strict=True)
+        # The distance suits the tensors that move, and no larger ones beside them.
+        length = math.hypot(*(norm for norm, part in moved if bool(part.any())))
+        apart = _APART * (length or 1.0)
+        with displaced(moves, apart):
+            return (self._gradient() - self._start) / apart
 
     def largest(self, scales: list[float], iterations: int = 10) -> float:
         """Returns the largest curvature, by Lanczos iterations.
@@ -239,6 +243,8 @@ class Curvature:
         sizes = self._start.new_tensor(self.sizes).long()
         scale = self._start.new_tensor(scales).repeat_interleave(sizes)
         vector, before = scale * self._start, torch.zeros_like(scale)
+        if not vector.any():  # as at weights behind a layer of zeros
+            vector = scale * torch.randn_like(scale)
         lengths, diagonal = [float(vector.norm())], list[float]()
         while len(diagonal) < iterations and 0 < lengths[-1] < math.inf:
             direction = vector / lengths[-1]

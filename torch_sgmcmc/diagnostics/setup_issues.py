@@ -155,7 +155,7 @@ class SetupReport:
     noise_lr: float = math.nan
     #: Both limits of each of several groups: the lr that is stable while the others are
     #: at rest, and the one at which minibatches add 5 % to the mean T_kin of the group.
-    #: At equal momenta, a sum of lr / largest_lrs of at most 1 is stable.
+    #: largest_lr is for the groups' present ratios; all at their own limits diverge.
     largest_lrs: tuple[float, ...] = ()
     noise_lrs: tuple[float, ...] = ()
     #: By tensor, the minibatches' part of T_kin / T with the present gradient noise;

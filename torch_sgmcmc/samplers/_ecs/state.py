@@ -119,9 +119,8 @@ class HMCECSBase(SharedSettings):
         for group in self.param_groups:
             precision = float(group["prior_precision"])
             for p in (p for p in group["params"] if p.requires_grad):
-                precisions.append(
-                    p.new_full((p.numel(),), precision, dtype=torch.float64)
-                )
+                every = torch.full((p.numel(),), precision, dtype=torch.float64)
+                precisions.append(every.to(device))
                 mean = self.state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
                 mean = torch.as_tensor(mean, dtype=torch.float64, device=device)
                 means.append(mean.expand(p.shape).flatten())

@@ -48,6 +48,7 @@ _TESTED = 256
 
 def _joined(parts: list[Tensor | None]) -> Tensor | None:
     tensors = [part for part in parts if part is not None]
+    assert len(tensors) in (0, len(parts))  # all of one form
     return torch.cat(tensors) if tensors else None
 
 
