@@ -1,16 +1,19 @@
-"""Compares the sizes of the checkout with those of the last landing.
+"""Compares the sizes of the checkout with those of the last landing, and with limits.
 
     python .ci/ratchet.py [SECONDS]
 
 Prints a table of lines of product, tests and documents, and of the SECONDS that the
 default level of the tests took. More than 3 % of growth in lines fails: make something
-smaller, or write the new number and the reason into ``.ci/sizes``.
+smaller, or write the new number and the reason into ``.ci/sizes``. So does a function
+of the package of more than 60 lines without its docstring, or a file of more than 550.
 """
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,6 +24,7 @@ KINDS = {
     "tests": (("tests/",), CODE),
     "documents": (("",), (".md",)),
 }
+FUNCTION, FILE = 60, 550
 
 
 def measure() -> dict[str, int]:
@@ -48,8 +52,24 @@ def read_last() -> dict[str, tuple[int, str]]:
     return rows
 
 
+def too_long() -> Iterator[str]:
+    """Yields the package's functions and files that are longer than they may be."""
+    for path in sorted((ROOT / "torch_sgmcmc").rglob("*.py")):
+        text, name = path.read_text("utf-8"), path.relative_to(ROOT)
+        if (lines := len(text.splitlines())) > FILE:
+            yield f"{name} has {lines} lines, more than {FILE}"
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = node.end_lineno - node.lineno + 1
+                if ast.get_docstring(node) is not None:
+                    lines -= node.body[0].end_lineno - node.body[0].lineno + 1
+                if lines > FUNCTION:
+                    place = f"{name}:{node.lineno} {node.name}()"
+                    yield f"{place} has {lines} lines, more than {FUNCTION}"
+
+
 def main() -> int:
-    """Prints the table; returns 1 if something has grown too much."""
+    """Prints the table; returns 1 if something is too large."""
     last, found = read_last(), dict(measure())
     if len(sys.argv) > 1:
         found["seconds"] = round(float(sys.argv[1]))
@@ -66,7 +86,9 @@ def main() -> int:
             "lines): make something smaller, or write the new number and the reason "
             "into .ci/sizes"
         )
-    return 1 if grown else 0
+    long = [*too_long()]
+    print(*long, sep="\n", end="\n" * bool(long))
+    return 1 if grown or long else 0
 
 
 if __name__ == "__main__":

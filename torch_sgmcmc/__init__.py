@@ -26,9 +26,8 @@ from torch_sgmcmc.diagnostics.setup_check import check_setup
 from torch_sgmcmc.diagnostics.setup_issues import Issue, SetupReport
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
 from torch_sgmcmc.draws.predict import Prediction, Predictive, predict
-from torch_sgmcmc.draws.store import Draw, Draws, SampleStore
+from torch_sgmcmc.draws.store import Draw, Draws, SampleStore, SampleWriter
 from torch_sgmcmc.draws.store_files import CorruptDrawError
-from torch_sgmcmc.draws.writer import SampleWriter
 from torch_sgmcmc.priors import prior_groups
 from torch_sgmcmc.run.chain import ChainState
 from torch_sgmcmc.run.collector import Collector

@@ -338,3 +338,32 @@ class Minibatches:
             if hasattr(owner, "load_state_dict") and hasattr(owner, "num_drawn"):
                 owner.load_state_dict({"seed": seed, "num_drawn": 0, "position": 0})
         return iter(self._loader)
+
+
+def parts_of(batch: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
+    """Returns a minibatch's tensors, and a function that reassembles it."""
+    if isinstance(batch, Tensor):
+        return [batch], lambda parts: parts[0]
+    if isinstance(batch, dict) and all(isinstance(t, Tensor) for t in batch.values()):
+        keys = list(batch)
+        return [*batch.values()], lambda parts: dict(zip(keys, parts, strict=True))
+    if isinstance(batch, tuple | list) and all(isinstance(t, Tensor) for t in batch):
+        return [*batch], list if isinstance(batch, list) else tuple
+    raise TypeError(
+        f"Invalid loader: a minibatch is a {type(batch).__name__} (must be, for "
+        "compiled blocks, a Tensor, or a tuple, list or dict of Tensors)"
+    )
+
+
+def stacked(batches: list[Any]) -> list[Tensor]:
+    """Returns the parts of minibatches of one shape, each in one tensor."""
+    columns = zip(*(parts_of(batch)[0] for batch in batches), strict=True)
+    rows = [list(column) for column in columns]
+    for tensors in rows:
+        sizes = {tuple(t.shape) for t in tensors}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"Invalid loader: minibatches of shapes {sorted(sizes)} in one "
+                "compiled block (must be of one: drop_last=True)"
+            )
+    return [torch.stack(tensors) for tensors in rows]

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.draws import writer as writers
+from torch_sgmcmc.draws import store as writers
 
 CALLS = ("fsync", "replace", "write", "ftruncate", "unlink")
 STEPS = 30

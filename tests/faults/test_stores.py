@@ -19,7 +19,7 @@ from test_checkpoints import small_disk, unprivileged
 from torch import nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.draws import writer as writers
+from torch_sgmcmc.draws import store as writers
 
 __all__ = ["small_disk"]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.draws import writer as writer_module
+from torch_sgmcmc.draws import store as writer_module
 
 State = dict[str, Tensor]
 

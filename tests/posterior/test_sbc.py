@@ -9,7 +9,8 @@ import torch
 from sbc_problem import TARGET, N, calibrate, gaussian, gaussian_loss, hmc, prior, sgld
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.calibration import Calibration, RankLaw, sbc
+from torch_sgmcmc.calibration import Calibration, sbc
+from torch_sgmcmc.diagnostics.ranks import RankLaw
 
 pytestmark = pytest.mark.full
 

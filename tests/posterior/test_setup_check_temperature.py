@@ -22,7 +22,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.diagnostics.setup_gradients import Curvature, guess_calls
+from torch_sgmcmc.diagnostics.setup_gradients import guess_calls
+from torch_sgmcmc.diagnostics.setup_steps import Curvature
 from torch_sgmcmc.diagnostics.temperature_means import Motion, Step
 
 

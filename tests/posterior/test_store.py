@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from torch.testing._internal.two_tensor import TwoTensor
 
 import torch_sgmcmc as sg
+from torch_sgmcmc.draws import store as writers
 from torch_sgmcmc.draws import store_files
-from torch_sgmcmc.draws import writer as writers
 from torch_sgmcmc.draws.store_files import delete_all
 
 

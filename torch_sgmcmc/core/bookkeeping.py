@@ -31,7 +31,6 @@ from torch_sgmcmc.core.hyperparams import (
     check_noise_scale,
     check_settings,
     draw_seed,
-    number_of_lr,
     plain,
 )
 from torch_sgmcmc.core.random_state import OF_GROUP, STEP, RandomState
@@ -210,7 +209,7 @@ class Bookkeeping(Optimizer):
 
     def _check_group(self, group: dict[str, Any]) -> None:
         if isinstance(group.get("lr"), Tensor):
-            group = {**group, "lr": number_of_lr(group["lr"], group["capturable"])}
+            group = {**group, "lr": _number_of_lr(group["lr"], group["capturable"])}
         if isinstance(group[PRIOR_MEAN], (Tensor, list, tuple)):
             raise TypeError(
                 "Invalid prior_mean: a sampler's group has a number (tensors are given "
@@ -534,3 +533,15 @@ class Bookkeeping(Optimizer):
         finish_loading(context_of(self), state_dict)
         if int(state_dict["param_groups"][0]["step"]) == 0:
             drop_blank_state(context_of(self), self._all_blank_state)
+
+
+def _number_of_lr(lr: Tensor, capturable: bool) -> float | Tensor:
+    """Returns the number of a Tensor with one element, other Tensors unchanged."""
+    if lr.numel() != 1 or not lr.is_floating_point():
+        return lr
+    if capturable:
+        raise ValueError(
+            "Invalid lr: a Tensor is read on the host at every step and excludes "
+            "capturable=True"
+        )
+    return float(lr)

@@ -58,18 +58,6 @@ def check_real(
     raise ValueError(f"Invalid {name}: {value} ({wanted})")
 
 
-def number_of_lr(lr: Tensor, capturable: bool) -> float | Tensor:
-    """Returns the number of a Tensor with one element, other Tensors unchanged."""
-    if lr.numel() != 1 or not lr.is_floating_point():
-        return lr
-    if capturable:
-        raise ValueError(
-            "Invalid lr: a Tensor is read on the host at every step and excludes "
-            "capturable=True"
-        )
-    return float(lr)
-
-
 def check_integer(
     name: str, value: object, *, low: int = 0, high: float = math.inf
 ) -> int:

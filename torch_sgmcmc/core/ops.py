@@ -173,3 +173,28 @@ def _(
 @torch.library.register_fake("torch_sgmcmc::ecs_leapfrog_")
 def _(x: torch.Tensor, *args: object, **steps: object) -> torch.Tensor:
     return torch.empty_like(x)
+
+
+def rate_of(
+    losses: torch.Tensor,
+    derivatives: torch.Tensor,
+    num_data: float,
+    temperature: float,
+    replacement: bool,
+    prior: float,
+) -> tuple[int, float, float]:
+    """Returns moments of n >= 2 examples (csrc/host/moments.h), [n] of any dtype.
+
+    ``prior`` is the prior's part of the derivative.
+    """
+    single = losses.dtype is derivatives.dtype is torch.float32
+    dtype = torch.float32 if single else torch.float64
+    # Not an operator: its call would take longer than the sums.
+    if not (single and losses.is_cpu and losses.is_contiguous()):
+        losses = losses.to("cpu", dtype).contiguous()
+    if not (single and derivatives.is_cpu and derivatives.is_contiguous()):
+        derivatives = derivatives.to("cpu", dtype).contiguous()
+    rows = losses.data_ptr(), derivatives.data_ptr()
+    return _C.rate_of(
+        *rows, losses.shape[0], not single, num_data, temperature, replacement, prior
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
@@ -10,7 +10,7 @@ from operator import methodcaller
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -23,7 +23,7 @@ from torch_sgmcmc.core.context import (
     name_of,
     state_dtype,
 )
-from torch_sgmcmc.core.hyperparams import rests
+from torch_sgmcmc.core.hyperparams import rests, wrong_type
 from torch_sgmcmc.core.ops import HAS_CUDA
 from torch_sgmcmc.core.random_state import SIZES, STEP
 from torch_sgmcmc.core.utils import DTYPES
@@ -506,3 +506,19 @@ def kept_gradients(params: list[Tensor]) -> Iterator[list[Tensor | None]]:
 
 def _is(a: object, b: object) -> bool:
     return a is b
+
+
+def check_model(name: str, model: object, params: Sequence[Tensor]) -> nn.Module | None:
+    """Returns the model if it is None or a module that holds all parameters."""
+    if model is None:
+        return None
+    if not isinstance(model, nn.Module):
+        raise wrong_type("model", model, "a torch.nn.Module or None")
+    known = {id(p) for p in model.parameters()}
+    foreign = sum(id(p) not in known for p in params)
+    if foreign:
+        raise ValueError(
+            f"Invalid model: {foreign} of the {len(params)} parameters of {name} are "
+            "not parameters of it"
+        )
+    return model

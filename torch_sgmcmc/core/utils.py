@@ -1,12 +1,26 @@
-"""Small stateless helpers."""
+"""Small helpers."""
 
 from __future__ import annotations
 
 import copy
 import importlib
+import math
+import signal
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
+from itertools import chain
+from multiprocessing import parent_process
+from operator import is_
 from typing import Any, TypeVar
 
 import torch
@@ -213,6 +227,183 @@ def _distinct(tensor: Tensor) -> Tensor:
             if stride == 0 and part.shape[dim]:
                 part = part.narrow(dim, 0, 1)
     return part
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Delays SIGINT (Ctrl-C) and SIGTERM to the end of the context.
+
+    A second SIGINT takes effect at once, except in a child process: its parent may send
+    several. Nothing is delayed outside of the main thread, where Python calls no
+    handlers. Ignored signals and handlers that are not Python's stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self.pending: int | None = None
+        self._former: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                former = signal.getsignal(number)
+                if former not in (signal.SIG_IGN, None):
+                    self._former[number] = former
+                    signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+        if self.pending is not None:
+            signal.raise_signal(self.pending)
+
+    def _note(self, number: int, frame: Any) -> None:
+        if self.pending == number == signal.SIGINT and parent_process() is None:
+            self.pending = None
+            self._restore()
+            signal.raise_signal(number)
+        elif self.pending is None:
+            self.pending = number
+
+    def _restore(self) -> None:
+        while self._former:
+            signal.signal(*self._former.popitem())
+
+
+def panels(user: str, count: int, width: float, height: float) -> tuple[Any, list[Any]]:
+    """Returns a figure and its axes, at most three in a row, with sizes in inches."""
+    pyplot = optional("matplotlib.pyplot", "matplotlib", user)
+    columns = min(3, max(1, count))
+    rows = max(1, -(-count // columns))
+    options = {"figsize": (width * columns, height * rows), "layout": "constrained"}
+    figure, axes = pyplot.subplots(rows, columns, squeeze=False, **options)
+    for unused in axes.flat[count:]:
+        unused.set_axis_off()
+    return figure, [*axes.flat[:count]]
+
+
+class BatchMeans:
+    """The mean of a correlated series and its error, in constant memory.
+
+    The series is cut into batches of equal length, whose means are nearly independent
+    once batches are longer than the autocorrelation time. At 32 batches, neighbours are
+    merged. With b whole batches the standard error is sd(batch means) / √b, with b - 1
+    degrees of freedom. (Flegal and Jones 2010; here batches grow with the series.)
+    """
+
+    MOST, FEWEST = 32, 8  # most batches, and fewest with an error
+
+    def __init__(self, state: Sequence[float] = (0, 1, 0, 0.0)) -> None:
+        count, length, rest, *total = state[:4] if len(state) > 3 else (-1, 1, 0, 0)
+        self.means = list(state[4:])
+        counts = (count, length, rest)
+        is_whole = all(x >= 0 and float(x).is_integer() for x in counts)
+        is_right = is_whole and rest < length and len(self.means) < self.MOST
+        if not is_right or count != len(self.means) * length + rest:
+            raise ValueError("Invalid state of batch means")
+        self.count, self._length, self._rest = int(count), int(length), int(rest)
+        self._total: Any = total[0]  # a number, or a tensor of one
+
+    @property
+    def state(self) -> list[float]:
+        """The numbers from which the constructor makes a copy."""
+        counts = map(float, (self.count, self._length, self._rest))
+        return [*counts, float(self._total), *self.means]
+
+    def add(self, value: Any) -> None:
+        """Adds the next number, or a tensor of one."""
+        self.count += 1
+        self._rest += 1
+        self._total = self._total + value
+        if self._rest == self._length:
+            self.means.append(float(self._total) / self._length)
+            self._rest, self._total = 0, 0.0
+            if len(self.means) == self.MOST:
+                self.means, self._length = _merged(self.means), 2 * self._length
+
+    @property
+    def mean(self) -> float:
+        """The mean of all numbers; NaN before any."""
+        total = sum(self.means) * self._length + self._total
+        return total / self.count if self.count else math.nan
+
+    @property
+    def error(self) -> float:
+        """The mean's standard error; NaN with few batches."""
+        return _error(self.means)
+
+    def half_width(self, probability: float, *, widest: bool = False) -> float:
+        """Returns half the width of Student's interval for the series' expectation.
+
+        Args:
+            probability: the probability that the interval contains the expectation.
+            widest: take the largest width for these batches and for merged neighbours,
+                while 8 remain: batches of a slow series still depend on each other.
+        """
+        from scipy.special import stdtrit
+
+        means, widths = self.means, list[float]()
+        while not widths or (widest and len(means) >= self.FEWEST):
+            quantile = stdtrit(max(len(means) - 1, 1), 0.5 + probability / 2)
+            widths.append(_error(means) * float(quantile))
+            means = _merged(means)
+        return max(widths)
+
+
+def _merged(means: Sequence[float]) -> list[float]:
+    return [0.5 * (a + b) for a, b in zip(means[::2], means[1::2], strict=False)]
+
+
+def _error(means: Sequence[float]) -> float:
+    count = len(means)
+    if count < BatchMeans.FEWEST:
+        return math.nan
+    mean = sum(means) / count
+    return math.sqrt(sum((x - mean) ** 2 for x in means) / (count - 1) / count)
+
+
+# A module's dict of parameters, the key in it, and the parameter.
+Slot = tuple[dict[str, Any], str, Tensor]
+
+
+class Slots:
+    """The places of a module's parameters.
+
+    The module is searched once. Later calls only check that it still holds the same
+    parameters and modules under the same names.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._views: list[Collection[object]] = []
+        self._known: list[object] = []
+        self._lengths: list[int] = []
+        self._slots: list[Slot] = []
+
+    def of(self, ids: Iterable[int]) -> list[Slot]:
+        """Returns all places of the parameters with these ids."""
+        if not self._are_as_known():
+            self._find()
+        ids = set(ids)
+        return [slot for slot in self._slots if id(slot[2]) in ids]
+
+    def _are_as_known(self) -> bool:
+        return (
+            bool(self._views)
+            and list(map(len, self._views)) == self._lengths
+            and all(map(is_, chain.from_iterable(self._views), self._known))
+        )
+
+    def _find(self) -> None:
+        modules = list(self.model.modules())
+        dicts = [d for m in modules for d in (m._modules, m._parameters)]
+        # Views follow their dicts, so they can be compared again.
+        self._views = [view for d in dicts for view in (d.keys(), d.values())]
+        self._lengths = list(map(len, self._views))
+        self._known = list(chain.from_iterable(self._views))
+        held = [(d, *item) for d in dicts[1::2] for item in d.items()]
+        self._slots = [slot for slot in held if slot[2] is not None]
 
 
 def check_docstrings() -> None:

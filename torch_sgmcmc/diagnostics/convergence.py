@@ -423,27 +423,7 @@ def to_arviz(
     more["posterior_predictive"] = posterior_predictive or {}
     for group, given in more.items():
         functions |= {(group, name): function for name, function in given.items()}
-    chains: dict[int, list[dict[tuple[str, str], Tensor]]] = {}
-    for chain, draw in _numbered(draws):
-        if not isinstance(draw, Mapping | nn.Module):
-            wanted = "a mapping from names to Tensors, or a module"
-            raise wrong_type("draw", draw, wanted)
-        tensors = _tensors(draw)
-        if chosen is None:
-            chosen = [] if probes else _all(tensors)
-        missing = [name for name in chosen if name not in tensors]
-        if missing:
-            raise ValueError(f"Invalid names: a draw has no tensor {missing[0]!r}")
-        row = {("posterior", name): tensors[name] for name in chosen}
-        row |= {place: function(draw) for place, function in functions.items()}
-        for name in _STATISTICS:
-            if not isinstance(draw, nn.Module) and hasattr(draw, name):
-                value = getattr(draw, name)
-                dtype = torch.float64 if isinstance(value, float) else torch.int64
-                number = torch.tensor(value, dtype=dtype, device="cpu")
-                row["sample_stats", name] = number
-        kept = {place: _kept(tensor) for place, tensor in row.items()}
-        chains.setdefault(chain, []).append(kept)
+    chains = _rows(draws, chosen, functions, has_probes=bool(probes))
     ordered = [chains[chain] for chain in sorted(chains)]
     lengths = [*map(len, ordered)]
     if not lengths or min(lengths) != max(lengths):
@@ -470,6 +450,38 @@ def to_arviz(
     if int(arviz.__version__.partition(".")[0]) >= 1:
         return arviz.from_dict(groups, coords=coords, dims=dims)
     return arviz.from_dict(**groups, coords=coords, dims=dims)
+
+
+def _rows(
+    draws: Iterable[Any],
+    chosen: list[str] | None,
+    functions: Mapping[tuple[str, str], Probe],
+    *,
+    has_probes: bool,
+) -> dict[int, list[dict[tuple[str, str], Tensor]]]:
+    """Returns the quantities of each draw by group and name, for each chain."""
+    chains: dict[int, list[dict[tuple[str, str], Tensor]]] = {}
+    for chain, draw in _numbered(draws):
+        if not isinstance(draw, Mapping | nn.Module):
+            wanted = "a mapping from names to Tensors, or a module"
+            raise wrong_type("draw", draw, wanted)
+        tensors = _tensors(draw)
+        if chosen is None:
+            chosen = [] if has_probes else _all(tensors)
+        missing = [name for name in chosen if name not in tensors]
+        if missing:
+            raise ValueError(f"Invalid names: a draw has no tensor {missing[0]!r}")
+        row = {("posterior", name): tensors[name] for name in chosen}
+        row |= {place: function(draw) for place, function in functions.items()}
+        for name in _STATISTICS:
+            if not isinstance(draw, nn.Module) and hasattr(draw, name):
+                value = getattr(draw, name)
+                dtype = torch.float64 if isinstance(value, float) else torch.int64
+                number = torch.tensor(value, dtype=dtype, device="cpu")
+                row["sample_stats", name] = number
+        kept = {place: _kept(tensor) for place, tensor in row.items()}
+        chains.setdefault(chain, []).append(kept)
+    return chains
 
 
 def _tensors(model: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:

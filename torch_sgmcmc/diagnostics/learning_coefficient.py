@@ -19,11 +19,10 @@ from torch_sgmcmc.core.random_state import fold_in
 from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import Takes, needs_graph, traits_of
 from torch_sgmcmc.core.state import PRIOR_MEAN
-from torch_sgmcmc.core.utils import progress_bar
+from torch_sgmcmc.core.utils import panels, progress_bar
 from torch_sgmcmc.diagnostics.temperatures import (
     TemperatureMonitor,
     has_temperatures,
-    panels,
 )
 
 # Probability of the interval.
@@ -203,13 +202,10 @@ def local_learning_coefficient(
     steps = range(chains * (burn_in + draws))
     bar = iter(progress_bar(steps, "learning coefficient", progress))
     temperature = num_data / inverse_temperature
-    target = {
-        "num_data": num_data,
-        "temperature": temperature,
-        "prior_precision": localization * temperature,
-    }
+    target = {"num_data": num_data, "temperature": temperature}
+    target["prior_precision"] = localization * temperature
     base = _Losses(loss, moving, best, num_data, batch_size)
-    rows, readings = [], []
+    found = []
     try:
         with kept_gradients(moving):
             for k in range(chains):
@@ -217,18 +213,16 @@ def local_learning_coefficient(
                 key = fold_in(seed, k)
                 chain = sampler(moving, **target, prior_mean=best, seed=key)
                 _check(chain, moving, target, batch_size)
-                # Estimates at other w* reuse the seed by design.
-                context_of(chain).has_warned_of_shared_noise = True
-                row, reading = base.along(chain, burn_in, draws, fold_in(key, 1), bar)
-                rows.append(row)
-                readings.append(reading)
+                found.append(base.along(chain, burn_in, draws, fold_in(key, 1), bar))
     finally:
         _put(moving, best)
         getattr(bar, "close", lambda: None)()
-    traces = torch.tensor(rows, dtype=torch.float64, device="cpu")[:, burn_in:]
-    traces = inverse_temperature * traces
-    temperatures = torch.tensor(readings, dtype=torch.float64, device="cpu")
-    temperatures = temperatures / temperature
+    rows, readings = (
+        torch.tensor(each, dtype=torch.float64, device="cpu")
+        for each in zip(*found, strict=True)
+    )
+    traces = inverse_temperature * rows[:, burn_in:]
+    temperatures = readings / temperature
     result = _estimate(traces, base.initial(), inverse_temperature, temperatures)
     for text in result.warnings:
         warnings.warn(text, stacklevel=2)
@@ -363,6 +357,8 @@ def _check(
                 )
     if any(PRIOR_MEAN not in sampler.state.get(p, {}) for p in params):
         raise ValueError("Invalid sampler: it lacks the prior_mean that it was given")
+    # Estimates at other w* reuse the seed by design.
+    context_of(sampler).has_warned_of_shared_noise = True
 
 
 def _estimate(

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from torch_sgmcmc.core.hyperparams import wrong_type
 from torch_sgmcmc.core.state_dict import replace_file
+from torch_sgmcmc.core.utils import panels
 from torch_sgmcmc.diagnostics import run_issues, run_record
 from torch_sgmcmc.diagnostics.convergence import Convergence
-from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor, panels
+from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
 from torch_sgmcmc.draws.store import Draw, SampleStore
 from torch_sgmcmc.draws.store_files import finite
 
@@ -303,15 +304,7 @@ def report(
         )
         found += more
     few = run_issues.few_draws(convergence, sum(map(len, chains.values())), len(chains))
-    if shared < run_issues.JUDGED and not few:  # R-hat of so few is not judged
-        unknown.append(f"whether chains agree (each has {shared} draws)")
-    if not few and convergence is not None and not convergence.is_ess_known:
-        unknown.append(f"whether draws are enough (each chain has {shared} of 25)")
-    if len(chains) == 1:
-        unknown.append("other modes (there is one chain: start some at other places)")
-    starts = {*run_issues.starts_of(runs).values()}
-    if len(runs) > 1 and len(starts) == 1:
-        unknown.append(f"whether chains from other starts agree (all: {min(starts)})")
+    unknown += _unsure(shared, bool(few), convergence, runs)
     judged, not_known = run_issues.check_runs(runs)
     late, more_unknown = run_issues.check_relaxation(series, runs)
     return Report(
@@ -324,6 +317,21 @@ def report(
         norms=of_norms,
         spacing=_spacing(series),
     )
+
+
+def _unsure(
+    shared: int, are_few: bool, convergence: Convergence | None, runs: run_issues.Runs
+) -> Iterator[str]:
+    """Yields what so few draws, chains and starts do not show."""
+    if shared < run_issues.JUDGED and not are_few:  # R-hat of so few is not judged
+        yield f"whether chains agree (each has {shared} draws)"
+    if not are_few and convergence is not None and not convergence.is_ess_known:
+        yield f"whether draws are enough (each chain has {shared} of 25)"
+    if len(runs) == 1:
+        yield "other modes (there is one chain: start some at other places)"
+    starts = {*run_issues.starts_of(runs).values()}
+    if len(runs) > 1 and len(starts) == 1:
+        yield f"whether chains from other starts agree (all: {min(starts)})"
 
 
 def _norms(

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from torch_sgmcmc.core.context import kind_of
 from torch_sgmcmc.core.sampler import Sampler
-from torch_sgmcmc.diagnostics.temperature_means import BatchMeans
+from torch_sgmcmc.core.utils import BatchMeans
+from torch_sgmcmc.diagnostics.temperature_sums import names_of
 from torch_sgmcmc.diagnostics.temperatures import (
     Reading,
     TemperatureIssue,
     TemperatureMonitor,
     Temperatures,
-    names_of,
 )
 from torch_sgmcmc.draws.store import Draw
 from torch_sgmcmc.draws.store_files import finite, floats

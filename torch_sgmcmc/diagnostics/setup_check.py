@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -15,40 +14,25 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from torch_sgmcmc.core import utils
-from torch_sgmcmc.core.context import context_of, kind_of, local
-from torch_sgmcmc.core.hyperparams import check_integer, wrong_result, wrong_type
-from torch_sgmcmc.core.parameters import exchanged
+from torch_sgmcmc.core.context import context_of
+from torch_sgmcmc.core.hyperparams import check_integer, wrong_type
 from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import Takes, traits_of
-from torch_sgmcmc.data import kept_generators, one_gradient_a_step
 from torch_sgmcmc.diagnostics import setup_gradients as gradients
 from torch_sgmcmc.diagnostics import setup_issues as issues
-from torch_sgmcmc.diagnostics.temperature_means import relaxation
-from torch_sgmcmc.diagnostics.temperatures import has_temperatures, names_of
-from torch_sgmcmc.draws.forward import model_device, moved
+from torch_sgmcmc.diagnostics.setup_steps import check_relaxation, check_steps
 from torch_sgmcmc.losses import Likelihood
 
-_PAIRS, _CURVED, _SAMPLES = 8, 2, 4
-# Lanczos iterations for a group's own curvature.
-_GROUP_ITERATIONS = 5
-# Number of minibatches with drawn residuals, and draws for each.
-_DRAWN, _DRAWS = 8, 4
+_PAIRS, _SAMPLES = 8, 4
 # The allowed part of a minibatch's gradient that is not along its halves' mean.
 _REST = 0.1
-# Limits of T_kin / T - 1, of the mean coordinate and of a tensor; at a random start,
-# whose noise falls in the first pass (docs/first_run.md), for one target of a datum and
-# for many. At noise_lr the mean coordinate has _HEATING; a tensor above _REMARKED gives
-# a remark.
-_LIMITS, _START_LIMITS, _MANY_LIMITS = (0.5, 4.0), (0.5, 20.0), (5.0, 40.0)
-_HEATING, _REMARKED = 0.05, 1.0
 
-Loss = Callable[[nn.Module, Any], Tensor]
 Gradients = gradients.Tensors
 
 
 def check_setup(
     model: nn.Module,
-    loss: Loss,
+    loss: gradients.Loss,
     loader: Iterable[Any],
     sampler: Sampler,
     *,
@@ -128,9 +112,9 @@ def check_setup(
         if run.sampled:
             run.check_loss()
         run.check_data()
-        run.check_steps()
+        check_steps(run)
     start = start or context_of(sampler).start
-    run.check_relaxation(num_steps, issues.is_from_prior(start))
+    check_relaxation(run, num_steps, issues.is_from_prior(start))
     return issues.SetupReport(
         issues=tuple(sorted(run.issues, key=lambda p: issues.KINDS.index(p.kind))),
         remarks=tuple(run.remarks),
@@ -143,109 +127,8 @@ def check_setup(
     )
 
 
-class _Run:
-    before: utils.Snapshot
-    batches: list[Any]
-
-    def __init__(
-        self, model: nn.Module, loss: Loss, loader: Any, sampler: Sampler
-    ) -> None:
-        self.model, self.loss, self.sampler = model, loss, sampler
-        self.own = set(model.parameters())
-        self.all = [*{*context_of(sampler).params, *self.own}]
-        groups = sampler.param_groups
-        params = (p for group in groups for p in group["params"])
-        self.names = dict(zip(params, names_of(groups), strict=True))
-        self.names |= {p: name for name, p in utils.unwrapped(model).named_parameters()}
-        #: The param group of each sampled tensor.
-        self.groups = gradients.moving(groups)
-        self.sampled = [*self.groups]
-        #: num_data of the first group, and of all groups.
-        self.num_data = float(groups[0]["num_data"])
-        self.counts = {float(group["num_data"]) for group in groups}
-        self.data, self.loss_shape = issues.Loader(loader), [0]
-        self.issues: list[issues.Issue] = []
-        self.remarks: list[str] = []
-        self.unknown: list[str] = []
-        self.numbers: dict[str, Any] = {"not_sampled": (), "heating": {}}
-        #: The curvature of loss and prior along the gradient noise of each tensor.
-        self.along: dict[Tensor, float] = {}
-        #: True if each call of the loss gets the same random numbers.
-        self.repeats = False
-        self.match: gradients.Match | None = None
-        self.gradients = 0
-        #: The tensors that have had a gradient, and names of those without.
-        self.reached: set[Tensor] = set()
-        self.zeros: list[str] = []
-        self.is_sharded = context_of(sampler).placement.is_sharded
-
-    @property
-    def is_potential(self) -> bool:
-        """True if the loss is the potential of all data, not a mean."""
-        return self.counts == {1.0} and len(self.batches) == 1
-
-    def add(self, key: str, **values: Any) -> None:
-        self.issues.append(issues.issue(key, **values))
-
-    def has(self, *kinds: str) -> bool:
-        return any(p.kind in kinds for p in self.issues)
-
-    def value(self, batch: Any) -> Tensor:
-        """Returns the loss of a minibatch, or of each example."""
-        batch = moved(batch, model_device(self.model))
-        numbers = kept_generators(0) if self.repeats else nullcontext()
-        with numbers:
-            value = self.loss(self.model, batch)
-        if not isinstance(value, Tensor):
-            wanted = "the mean loss of the minibatch, a Tensor"
-            raise wrong_result("loss", value, wanted)
-        self.loss_shape = list(value.shape)
-        return value
-
-    def backward(self, root: Tensor, grad: Tensor | None = None) -> Gradients:
-        """Returns the gradients of a tensor by the sampled tensors."""
-        for p in self.all:
-            p.grad = None
-        if root.requires_grad:
-            root.backward(grad, retain_graph=grad is not None)
-        self.gradients += 1
-        grads = [p.grad for p in self.sampled]
-        return [g.to_dense() if g is not None and g.is_sparse else g for g in grads]
-
-    def gradient(self, batch: Any) -> tuple[float, Gradients]:
-        """Returns the mean loss, and its gradients by the sampled tensors."""
-        with torch.enable_grad():
-            loss = self.value(batch).mean()
-        grads = self.backward(loss)
-        pairs = zip(self.sampled, grads, strict=True)
-        self.reached |= {p for p, grad in pairs if grad is not None}
-        return float(loss.detach()), grads
-
-    def flat(self, *batches: Any) -> Tensor:
-        """Returns the mean gradient as one vector."""
-        vectors = [self.flatten(self.gradient(batch)[1]) for batch in batches]
-        return sum(vectors[1:], vectors[0]) / len(vectors)
-
-    def flatten(self, grads: Gradients) -> Tensor:
-        """Returns gradients as one vector, 0 for tensors without a gradient."""
-        pairs, device = zip(grads, self.sampled, strict=True), self.sampled[0].device
-        parts = [local(torch.zeros_like(p) if g is None else g) for g, p in pairs]
-        return torch.cat([g.detach().double().flatten().to(device) for g in parts])
-
-    def precisely(self, function: Callable[..., Any], *batches: Any) -> Any:
-        """Calls a function with rounding unit and batches, in float64 if possible."""
-        doubled = (utils.mapped(gradients.as_double, batch) for batch in batches)
-        held = *self.sampled, *self.model.parameters(), *self.model.buffers()
-        own = [t for t in dict.fromkeys(held) if t.is_floating_point()]
-        try:
-            with exchanged(own, [t.data.double() for t in own]):
-                return function(torch.finfo(torch.float64).eps, *doubled)
-        except Exception:
-            self.before.restore()
-            unit = max(torch.finfo(p.dtype).eps for p in self.sampled)
-            return function(unit, *batches)
-        finally:
-            self.before.restore()
+class _Run(gradients.Run):
+    """The checks of parameters, data and the loss."""
 
     def check_parameters(self) -> None:
         """Compares the sampler's parameters with the model's, and looks at layers."""
@@ -470,223 +353,3 @@ class _Run:
         if match is not None and not (match.function is F.mse_loss and is_given):
             data = self.data.num_data
             self.issues += gradients.find_scale(match, self.num_data, data)
-
-    def check_steps(self) -> None:
-        """Compares lr with the curvature and the noise."""
-        severe = issues.KINDS[: issues.KINDS.index("sum")]
-        is_random = self.has("random loss") and not self.repeats
-        if not self.sampled or is_random or self.has(*severe):
-            return
-        if self.is_sharded:
-            self.unknown.append("derivatives, curvature and gradient noise of DTensors")
-            return
-        if any(float(group.get("lr", 1.0)) == 0 for group in self.groups.values()):
-            self.remarks.append(
-                "lr is 0, as at the start of a warm-up: T_kin at a later lr is not "
-                "known. Check again with the largest lr."
-            )
-        curvature = None
-        if all(p.dtype in (torch.float32, torch.float64) for p in self.sampled):
-            curvature = gradients.Curvature(
-                self.sampled, partial(self.flat, *self.batches[:_CURVED])
-            )
-            self._check_curvature(curvature)
-        else:
-            self.unknown.append("the curvature of parameters in low precision")
-        if len(self.batches) > 1 and gradients.has_known_heating(self.sampler):
-            self._check_noise(curvature)
-        elif len(self.batches) > 1:
-            reads = " (a TemperatureMonitor reads it)"
-            reads = reads if has_temperatures(self.sampler) else ""
-            self.unknown.append(f"T_kin of {self._settings}{reads}")
-
-    @property
-    def _settings(self) -> str:
-        return f"a {type(self.sampler).__name__} with these settings"
-
-    def _check_curvature(self, of: gradients.Curvature) -> None:
-        groups = self.sampler.param_groups
-        lrs = [float(group.get("lr", 0.0)) for group in self.groups.values()]
-        lr = max(lrs)
-        # In these coordinates all have the largest group's lr.
-        scales = [math.sqrt(own / lr) if lr > 0 else 1.0 for own in lrs]
-        priors = [group["prior_precision"] / group["num_data"] for group in groups]
-        curvature = of.largest(scales) + max(priors)
-        largest = gradients.stable_lr(self.sampler, groups, curvature)
-        self.numbers |= {"curvature": curvature, "largest_lr": largest}
-        if len(groups) > 1:
-            self.numbers["largest_lrs"] = tuple(
-                gradients.stable_lr(self.sampler, [group], own + prior)
-                for group, own, prior in zip(
-                    groups, self._curvature_by_group(of), priors, strict=True
-                )
-            )
-        if math.isnan(largest) and curvature > 0:
-            self.unknown.append(f"the largest stable lr of {self._settings}")
-        if lr > largest:
-            values = {"limit": largest, "curvature": curvature, "begin": largest / 4}
-            self.add("unstable", lr=lr, **values)
-
-    def _curvature_by_group(self, of: gradients.Curvature) -> Iterator[float]:
-        """Yields the largest curvature where the other groups are at rest."""
-        for group in self.sampler.param_groups:
-            scales = [float(own is group) for own in self.groups.values()]
-            yield of.largest(scales, _GROUP_ITERATIONS) if any(scales) else math.nan
-
-    def _measured_noise(self) -> Iterator[Tensor]:
-        """Yields differences of minibatches' gradients, with one gradient's noise."""
-        for one, other in zip(self.batches[::2], self.batches[1::2], strict=False):
-            yield (self.flat(other) - self.flat(one)) / 2**0.5
-
-    def _drawn_noise(self, variance: float, factor: float) -> Iterator[Tensor]:
-        """Yields gradients of ``factor`` times a squared error for drawn residuals."""
-        for batch in self.batches[:_DRAWN]:
-            with torch.enable_grad(), gradients.recorded(self.model) as (outs, calls):
-                self.value(batch)
-            out = calls[0].args[0] if calls else gradients.output_of(outs)
-            if out is None:
-                continue
-            for _ in range(_DRAWS):
-                scale = 2 * factor * math.sqrt(variance) / out.numel()
-                yield self.flatten(self.backward(out, scale * torch.randn_like(out)))
-
-    def _share(self) -> float:
-        """Returns the part of the data in a minibatch, 0 if it is unknown."""
-        data, size = self.data, utils.rows_of(self.batches[0])
-        if not size or not data.num_data or data.is_pass is None:
-            return 0.0
-        return min(1.0, size / data.num_data)
-
-    def _curvatures(
-        self, of: gradients.Curvature | None, noise: Tensor
-    ) -> dict[Tensor, float]:
-        """Returns the curvature of loss and prior along the noise of each tensor."""
-        length = float(noise.norm())
-        if of is None or not length:
-            return {}
-        product, sizes = of.product(noise / length), of.sizes
-        parts = zip(noise.split(sizes), product.split(sizes), strict=True)
-        found = {}
-        for (p, group), (e, he) in zip(self.groups.items(), parts, strict=True):
-            own = float(e @ he) * length / max(float(e @ e), 1e-300)
-            found[p] = max(own, 0.0) + group["prior_precision"] / group["num_data"]
-        return found
-
-    def _noise(self) -> tuple[Iterator[Tensor], bool, str, tuple[float, float]]:
-        """Returns noises, whether they are measured, their kind, and limits."""
-        match, limits = self.match, _LIMITS
-        where, noises = "with the present gradient noise", self._measured_noise()
-        is_start = int(self.sampler.param_groups[0]["step"]) == 0
-        is_square = match and match.function is F.mse_loss and match.factor > 0
-        if is_start and match is not None and is_square:
-            share = (self.data.num_data or self.num_data) / self.num_data * match.width
-            variance = share / (2 * match.factor)
-            where = f"once residuals have the loss's own variance {variance:.3g}"
-            return self._drawn_noise(variance, match.factor), False, where, limits
-        if is_start and self._has_learned_nothing():
-            many = match is not None and match.width > 1
-            limits = _MANY_LIMITS if many else _START_LIMITS
-        return noises, True, where, limits
-
-    def _check_noise(self, curvature: gradients.Curvature | None) -> None:
-        noises, is_measured, where, limits = self._noise()
-        count = 0
-        squares = total = torch.zeros((), device="cpu")
-        repeats, self.repeats = self.repeats, False  # its own noise raises T_kin too
-        for noise in noises:
-            count, squares, total = count + 1, squares + noise.square(), total + noise
-        self.repeats = repeats
-        if not count:
-            return
-        data, size, share = self.data, utils.rows_of(self.batches[0]), self._share()
-        # Half squared differences of two minibatches of a pass have none of their
-        # covariance; drawn residuals have no correction for a finite number.
-        if data.is_pass or not (is_measured or data.has_repeats):
-            squares = squares * (1 - share)
-        batches = 1 / share if data.is_pass and share else math.inf
-        self.along = curvatures = self._curvatures(curvature, total)
-        values = squares / count, self.reached, curvatures, batches
-        heat = gradients.heat_of(self.sampler, *values)
-        heating = heat.of()
-        if not heating:
-            return
-        lr = max(float(g["lr"]) for g in self.groups.values())
-        mean = gradients.mean_of(heating)
-
-        def limit(lr: float, params: Collection[Tensor]) -> float:
-            return lr * heat.lr_factor(params, _HEATING) if lr > 0 else math.nan
-
-        groups = self.sampler.param_groups
-        self.numbers |= {
-            "heating": {self.names[p]: h for p, h in heating.items()},
-            "noise_lr": limit(lr, heating),
-            "noise_lrs": tuple(
-                limit(float(group["lr"]), {*group["params"]}) for group in groups
-            )
-            if len(groups) > 1
-            else (),
-            "flat_variance": 1 + max(heat.flat().of(kind=1).values()),
-            "stiff_variance": 1 + max(heat.of(kind=1).values()),
-        }
-        # The noise of a tensor with few elements is known to this factor only.
-        surely = {p: heating[p] / (1 + (2 / count / p.numel()) ** 0.5) for p in heating}
-        worst = max(surely, key=surely.__getitem__)
-        text = (
-            f"T_kin / T would be {1 + mean:.3g} on average over all coordinates and "
-            f"{1 + heating[worst]:.3g} in {self.names[worst]}, {where}"
-        )
-        too_much = max(mean / limits[0], surely[worst] / limits[1])
-        if too_much > 1:
-            most = {"mean": 1 + limits[0], "tensor": 1 + limits[1]}
-            larger = "larger minibatches"
-            if share:
-                wanted = min(1.5 * too_much * size, data.num_data)
-                larger = f"minibatches of {math.ceil(wanted):,}"
-            lr /= 1.5 * too_much
-            self.add("above T", text=text, lr=lr, size=larger, **most)
-        elif heating[worst] > _REMARKED:
-            self.remarks.append(
-                f"Minibatches raise the chain's temperature: {text} (reported from "
-                f"{1 + _REMARKED:g}). Check again after burn-in, or lower lr."
-            )
-
-    def check_relaxation(self, num_steps: int | None, is_prior: bool) -> None:
-        """Compares the time in which the start is forgotten with the run."""
-        kind, groups = kind_of(self.sampler), self.sampler.param_groups
-        found = tuple(relaxation(kind, group) for group in groups)
-        is_one = one_gradient_a_step(self.sampler)
-        length = utils.length_of(self.data.loader) if is_one else None
-        self.numbers |= {"relaxation": found, "steps_per_pass": length}
-        self.numbers["relaxation_with_data"] = tuple(
-            relaxation(kind, {**group, "prior_precision": 0.0}, min(known))
-            if (known := [self.along[p] for p in group["params"] if p in self.along])
-            else math.nan
-            for group in groups
-        )
-        self.numbers["num_steps"] = num_steps
-        if any(map(math.isnan, found)):
-            self.unknown.append(f"the relaxation of {self._settings}")
-        elif any(group["prior_precision"] == 0 for group in groups):
-            self.unknown.append("the relaxation (no prior in the sampler)")
-        finite = {i: steps for i, steps in enumerate(found) if math.isfinite(steps)}
-        if not num_steps or not finite or is_prior:
-            return
-        slowest = max(finite, key=finite.__getitem__)
-        steps, needed = finite[slowest], 3 * finite[slowest]
-        if num_steps < needed:
-            values = {"passes": issues.in_passes(steps, length), "run": num_steps}
-            precision = groups[slowest]["prior_precision"] * needed / num_steps
-            values |= {"precision": precision, "needed": needed}
-            self.add("relaxation", group=slowest, steps=steps, **values)
-
-    def _has_learned_nothing(self) -> bool:
-        """Returns whether a classifier's loss is not far below the labels' entropy."""
-        match = self.match
-        if match is None or match.function not in gradients.EXACT:
-            return True
-        labels = match.calls[0].args[1]
-        if labels.is_floating_point():
-            return True
-        shares = labels.unique(return_counts=True)[1] / labels.numel()
-        entropy = float(-(shares * shares.log()).sum())
-        return self.numbers["loss"] > 0.5 * match.factor * entropy

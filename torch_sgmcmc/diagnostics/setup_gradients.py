@@ -1,12 +1,12 @@
-"""Tests of gradients, losses and limits of lr for ``check_setup``."""
+"""Gradients and losses of a set-up, and their tests, for ``check_setup``."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -15,26 +15,18 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
+from torch_sgmcmc.core.context import context_of, local
+from torch_sgmcmc.core.hyperparams import wrong_result
+from torch_sgmcmc.core.parameters import exchanged
 from torch_sgmcmc.core.sampler import Sampler
-from torch_sgmcmc.core.spec import Motion, traits_of
-from torch_sgmcmc.core.utils import mapped, tensors_in
-from torch_sgmcmc.diagnostics.setup_issues import Issue, issue
-from torch_sgmcmc.diagnostics.temperature_means import Step
-from torch_sgmcmc.diagnostics.temperatures import step_of
-from torch_sgmcmc.draws.forward import logits_of
+from torch_sgmcmc.core.utils import Snapshot, mapped, tensors_in, unwrapped
+from torch_sgmcmc.data import kept_generators
+from torch_sgmcmc.diagnostics.setup_issues import Issue, Loader, issue
+from torch_sgmcmc.diagnostics.temperature_sums import names_of
+from torch_sgmcmc.draws.forward import logits_of, model_device, moved
 
 Tensors = Sequence[Tensor | None]
-
-
-def stable_lr(
-    sampler: Sampler, groups: Iterable[Mapping[str, Any]], curvature: float
-) -> float:
-    """Returns the groups' stable lr; NaN if unknown (pSGLD, HMC, SBPS)."""
-    pull = traits_of(sampler).pull
-    if pull is None or curvature <= 0:
-        return math.nan
-    momenta = [float(group.get("momentum", 0.0)) for group in groups]
-    return min(2 * (1 + m) / pull(m) for m in momenta) / curvature
+Loss = Callable[[nn.Module, Any], Tensor]
 
 
 def moving(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, Mapping[str, Any]]:
@@ -42,88 +34,11 @@ def moving(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, Mapping[str, Any
     return {p: g for g in groups for p in g["params"] if p.requires_grad}
 
 
-def has_known_heating(sampler: Sampler) -> bool:
-    """Returns whether a closed form gives T_kin for this sampler's settings."""
-    if not traits_of(sampler).has_known_heat:
-        return False
-    steps = [step_of(group, Motion.LANGEVIN) for group in sampler.param_groups]
-    known = [each.minibatch_excess(1.0) for each in steps if each.temperature > 0]
-    return len(known) == len(steps) and all(map(math.isfinite, known))
-
-
-class Heat(NamedTuple):
-    """The heat of minibatches: the step of each tensor, and its gradient's noise."""
-
-    #: With the variance of an element, and the curvature along the noise.
-    steps: Mapping[Tensor, tuple[Step, float, float]]
-    #: Minibatches of a pass; infinite if they are independent.
-    batches: float
-
-    def of(self, times: float = 1.0, kind: int = 0) -> dict[Tensor, float]:
-        """Returns the excess by tensor of T_kin / T, or (kind 1) of the variance.
-
-        Args:
-            times: factor of lr, and of estimates, which belong to it.
-            kind: 0, or 1 for the variance along the noise over the posterior's.
-        """
-        found = {}
-        for p, (step, variance, curvature) in self.steps.items():
-            estimate = times * step.noise_estimate
-            now = step._replace(lr=times * step.lr, noise_estimate=estimate)
-            part = now.shuffled_parts(curvature, self.batches)[kind]
-            found[p] = now.minibatch_excess(part * variance) / step.temperature
-        return found
-
-    def lr_factor(self, params: Collection[Tensor], heating: float) -> float:
-        """Returns the factor of lr at which the tensors' mean excess is ``heating``."""
-        own = Heat(
-            {p: step for p, step in self.steps.items() if p in params}, self.batches
-        )
-        times = 1.0
-        for _ in range(40):  # the part that cancels depends on lr
-            excess = mean_of(own.of(times))
-            times = times * heating / excess if excess > 0 else math.inf
-            if times == math.inf:
-                break
-        return times
-
-    def flat(self) -> Heat:
-        """Returns the heat of the same noise in directions without curvature."""
-        return self._replace(steps={p: (*s[:2], 0.0) for p, s in self.steps.items()})
-
-
-def mean_of(heating: Mapping[Tensor, float]) -> float:
-    """Returns the mean over all elements of tensors; 0 without any."""
-    numel = sum(p.numel() for p in heating)
-    return sum(h * p.numel() for p, h in heating.items()) / max(numel, 1)
-
-
-def heat_of(
-    sampler: Sampler,
-    variances: Tensor,
-    reached: set[Tensor],
-    curvatures: Mapping[Tensor, float],
-    batches: float,
-) -> Heat:
-    """Returns the heat for the variances of all elements of a minibatch's gradient."""
-    ours, motion = moving(sampler.param_groups), traits_of(sampler).motion
-    assert motion is not None  # has_known_heating()
-    parts = variances.split([p.numel() for p in ours])
-    steps = {
-        p: (step_of(group, motion), float(part.mean()), curvatures.get(p, 0.0))
-        for (p, group), part in zip(ours.items(), parts, strict=True)
-        if p in reached and p.numel()
-    }
-    return Heat(steps, batches)
-
-
 # Distances along a direction with elements of about the parameters' size, in float32
 # and in float64.
 _DISTANCES = (1e-2, 1e-3), (1e-3, 1e-5, 1e-7)
 # The least size of a direction's elements, and the most tensors to name.
 _LEAST, _NAMED = 0.1, 8
-# The distance of a curvature's gradients, and the relative error of their differences.
-_APART, _ROUNDING = 0.01, 1e-3
 
 
 @contextmanager
@@ -205,68 +120,6 @@ def failing_tensors(
             of_zeros = torch.randn_like(known[i]) * sizes[i] * (known[i] == 0)
             found[i] = differs({i: of_zeros}, part)
     return found
-
-
-class Curvature:
-    """Products with the Hessian of a loss, each by one gradient.
-
-    Args:
-        params: the tensors, whose elements follow each other in vectors.
-        gradient: returns the gradient of the same loss as a vector.
-    """
-
-    @torch.no_grad()
-    def __init__(self, params: list[Tensor], gradient: Callable[[], Tensor]) -> None:
-        self._params, self._gradient, self._start = params, gradient, gradient()
-        self._norms = [float(p.norm(dtype=torch.float64)) for p in params]
-        self.sizes = [p.numel() for p in params]
-
-    @torch.no_grad()
-    def product(self, direction: Tensor) -> Tensor:
-        """Returns H d of a direction d of about length 1."""
-        parts = direction.split(self.sizes)
-        pairs = zip(self._params, parts, strict=True)
-        moves = [(p, part.view_as(p)) for p, part in pairs]
-        moved = zip(self._norms, parts, strict=True)
-        # The distance suits the tensors that move, and no larger ones beside them.
-        length = math.hypot(*(norm for norm, part in moved if bool(part.any())))
-        apart = _APART * (length or 1.0)
-        with displaced(moves, apart):
-            return (self._gradient() - self._start) / apart
-
-    def largest(self, scales: list[float], iterations: int = 10) -> float:
-        """Returns the largest curvature, by Lanczos iterations.
-
-        The coordinates are parameters divided by their scales: the result approaches
-        the largest eigenvalue of D H D, D the scales, from below, and is >= 0.
-        """
-        sizes = self._start.new_tensor(self.sizes).long()
-        scale = self._start.new_tensor(scales).repeat_interleave(sizes)
-        vector, before = scale * self._start, torch.zeros_like(scale)
-        if not vector.any():  # as at weights behind a layer of zeros
-            vector = scale * torch.randn_like(scale)
-        lengths, diagonal = [float(vector.norm())], list[float]()
-        while len(diagonal) < iterations and 0 < lengths[-1] < math.inf:
-            direction = vector / lengths[-1]
-            vector = scale * self.product(scale * direction)
-            own = float(direction @ vector)
-            if not math.isfinite(own):
-                break
-            diagonal.append(own)
-            if len(diagonal) > 1:
-                vector -= lengths[-1] * before
-            vector -= own * direction
-            before, rest = direction, float(vector.norm())
-            # What is left of an invariant space is rounding.
-            lengths.append(rest if rest > _ROUNDING * abs(own) else 0.0)
-        if not diagonal:
-            return 0.0
-        matrix, beside = (
-            torch.tensor(numbers, dtype=torch.float64, device="cpu")
-            for numbers in (diagonal, lengths[1 : len(diagonal)])
-        )
-        matrix = matrix.diag() + beside.diag(1) + beside.diag(-1)
-        return max(0.0, float(torch.linalg.eigvalsh(matrix)[-1]))
 
 
 _BCE, _CLASSES = F.binary_cross_entropy_with_logits, (F.cross_entropy, F.nll_loss)
@@ -550,3 +403,112 @@ def _find_square(
         return []
     variance = (1 if is_counted else width) / (2 * factor)
     return [issue("squared error", variance=variance)]
+
+
+class Run:
+    """A set-up, its issues so far, and the gradients of its loss."""
+
+    before: Snapshot
+    batches: list[Any]
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, loader: Any, sampler: Sampler
+    ) -> None:
+        self.model, self.loss, self.sampler = model, loss, sampler
+        self.own = set(model.parameters())
+        self.all = [*{*context_of(sampler).params, *self.own}]
+        groups = sampler.param_groups
+        params = (p for group in groups for p in group["params"])
+        self.names = dict(zip(params, names_of(groups), strict=True))
+        self.names |= {p: name for name, p in unwrapped(model).named_parameters()}
+        #: The param group of each sampled tensor.
+        self.groups = moving(groups)
+        self.sampled = [*self.groups]
+        #: num_data of the first group, and of all groups.
+        self.num_data = float(groups[0]["num_data"])
+        self.counts = {float(group["num_data"]) for group in groups}
+        self.data, self.loss_shape = Loader(loader), [0]
+        self.issues: list[Issue] = []
+        self.remarks: list[str] = []
+        self.unknown: list[str] = []
+        self.numbers: dict[str, Any] = {"not_sampled": (), "heating": {}}
+        #: The curvature of loss and prior along the gradient noise of each tensor.
+        self.along: dict[Tensor, float] = {}
+        #: True if each call of the loss gets the same random numbers.
+        self.repeats = False
+        self.match: Match | None = None
+        self.gradients = 0
+        #: The tensors that have had a gradient, and names of those without.
+        self.reached: set[Tensor] = set()
+        self.zeros: list[str] = []
+        self.is_sharded = context_of(sampler).placement.is_sharded
+
+    @property
+    def is_potential(self) -> bool:
+        """True if the loss is the potential of all data, not a mean."""
+        return self.counts == {1.0} and len(self.batches) == 1
+
+    def add(self, key: str, **values: Any) -> None:
+        """Adds an issue."""
+        self.issues.append(issue(key, **values))
+
+    def has(self, *kinds: str) -> bool:
+        """Returns whether there is an issue of one of these kinds."""
+        return any(p.kind in kinds for p in self.issues)
+
+    def value(self, batch: Any) -> Tensor:
+        """Returns the loss of a minibatch, or of each example."""
+        batch = moved(batch, model_device(self.model))
+        numbers = kept_generators(0) if self.repeats else nullcontext()
+        with numbers:
+            value = self.loss(self.model, batch)
+        if not isinstance(value, Tensor):
+            wanted = "the mean loss of the minibatch, a Tensor"
+            raise wrong_result("loss", value, wanted)
+        self.loss_shape = list(value.shape)
+        return value
+
+    def backward(self, root: Tensor, grad: Tensor | None = None) -> Tensors:
+        """Returns the gradients of a tensor by the sampled tensors."""
+        for p in self.all:
+            p.grad = None
+        if root.requires_grad:
+            root.backward(grad, retain_graph=grad is not None)
+        self.gradients += 1
+        grads = [p.grad for p in self.sampled]
+        return [g.to_dense() if g is not None and g.is_sparse else g for g in grads]
+
+    def gradient(self, batch: Any) -> tuple[float, Tensors]:
+        """Returns the mean loss, and its gradients by the sampled tensors."""
+        with torch.enable_grad():
+            loss = self.value(batch).mean()
+        grads = self.backward(loss)
+        pairs = zip(self.sampled, grads, strict=True)
+        self.reached |= {p for p, grad in pairs if grad is not None}
+        return float(loss.detach()), grads
+
+    def flat(self, *batches: Any) -> Tensor:
+        """Returns the mean gradient as one vector."""
+        vectors = [self.flatten(self.gradient(batch)[1]) for batch in batches]
+        return sum(vectors[1:], vectors[0]) / len(vectors)
+
+    def flatten(self, grads: Tensors) -> Tensor:
+        """Returns gradients as one vector, 0 for tensors without a gradient."""
+        pairs, device = zip(grads, self.sampled, strict=True), self.sampled[0].device
+        parts = [local(torch.zeros_like(p) if g is None else g) for g, p in pairs]
+        return torch.cat([g.detach().double().flatten().to(device) for g in parts])
+
+    def precisely(self, function: Callable[..., Any], *batches: Any) -> Any:
+        """Calls a function with rounding unit and batches, in float64 if possible."""
+        doubled = (mapped(as_double, batch) for batch in batches)
+        held = *self.sampled, *self.model.parameters(), *self.model.buffers()
+        own = [t for t in dict.fromkeys(held) if t.is_floating_point()]
+        try:
+            with exchanged(own, [t.data.double() for t in own]):
+                return function(torch.finfo(torch.float64).eps, *doubled)
+        except Exception:
+            self.before.restore()
+            unit = max(torch.finfo(p.dtype).eps for p in self.sampled)
+            return function(unit, *batches)
+        finally:
+            self.before.restore()

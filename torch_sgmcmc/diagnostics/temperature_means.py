@@ -64,92 +64,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch_sgmcmc.core.spec import Motion, traits_of
+from torch_sgmcmc.core.utils import BatchMeans
 
 # Observations between two measurements of the minibatches' noise, which take a copy of
 # the gradients; observations that a device keeps before the host waits for them.
 NOISE_EVERY, MOST_ROWS = 5, 64
 # The largest excess or bias that is not an issue, in units of T.
 _LEAST_EXCESS = 0.01
-
-
-class BatchMeans:
-    """The mean of a correlated series and its error, in constant memory.
-
-    The series is cut into batches of equal length, whose means are nearly independent
-    once batches are longer than the autocorrelation time. At 32 batches, neighbours are
-    merged. With b whole batches the standard error is sd(batch means) / √b, with b - 1
-    degrees of freedom. (Flegal and Jones 2010; here batches grow with the series.)
-    """
-
-    MOST, FEWEST = 32, 8  # most batches, and fewest with an error
-
-    def __init__(self, state: Sequence[float] = (0, 1, 0, 0.0)) -> None:
-        count, length, rest, *total = state[:4] if len(state) > 3 else (-1, 1, 0, 0)
-        self.means = list(state[4:])
-        counts = (count, length, rest)
-        is_whole = all(x >= 0 and float(x).is_integer() for x in counts)
-        is_right = is_whole and rest < length and len(self.means) < self.MOST
-        if not is_right or count != len(self.means) * length + rest:
-            raise ValueError("Invalid state of batch means")
-        self.count, self._length, self._rest = int(count), int(length), int(rest)
-        self._total: Any = total[0]  # a number, or a tensor of one
-
-    @property
-    def state(self) -> list[float]:
-        """The numbers from which the constructor makes a copy."""
-        counts = map(float, (self.count, self._length, self._rest))
-        return [*counts, float(self._total), *self.means]
-
-    def add(self, value: Any) -> None:
-        """Adds the next number, or a tensor of one."""
-        self.count += 1
-        self._rest += 1
-        self._total = self._total + value
-        if self._rest == self._length:
-            self.means.append(float(self._total) / self._length)
-            self._rest, self._total = 0, 0.0
-            if len(self.means) == self.MOST:
-                self.means, self._length = _merged(self.means), 2 * self._length
-
-    @property
-    def mean(self) -> float:
-        """The mean of all numbers; NaN before any."""
-        total = sum(self.means) * self._length + self._total
-        return total / self.count if self.count else math.nan
-
-    @property
-    def error(self) -> float:
-        """The mean's standard error; NaN with few batches."""
-        return _error(self.means)
-
-    def half_width(self, probability: float, *, widest: bool = False) -> float:
-        """Returns half the width of Student's interval for the series' expectation.
-
-        Args:
-            probability: the probability that the interval contains the expectation.
-            widest: take the largest width for these batches and for merged neighbours,
-                while 8 remain: batches of a slow series still depend on each other.
-        """
-        from scipy.special import stdtrit
-
-        means, widths = self.means, list[float]()
-        while not widths or (widest and len(means) >= self.FEWEST):
-            quantile = stdtrit(max(len(means) - 1, 1), 0.5 + probability / 2)
-            widths.append(_error(means) * float(quantile))
-            means = _merged(means)
-        return max(widths)
-
-
-def _merged(means: Sequence[float]) -> list[float]:
-    return [0.5 * (a + b) for a, b in zip(means[::2], means[1::2], strict=False)]
-
-
-def _error(means: Sequence[float]) -> float:
-    count = len(means)
-    if count < BatchMeans.FEWEST:
-        return math.nan
-    mean = sum(means) / count
-    return math.sqrt(sum((x - mean) ** 2 for x in means) / (count - 1) / count)
 
 
 def roots(m: float, k: float) -> tuple[complex, complex]:

@@ -5,50 +5,38 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from torch_sgmcmc.core import hyperparams
 from torch_sgmcmc.core.context import (
     StepContext,
     TensorLists,
     context_of,
-    has_master,
-    state_dtype,
     tensor_lists_of,
 )
-from torch_sgmcmc.core.ops import temperature_sums
 from torch_sgmcmc.core.parameters import fresh_gradients
 from torch_sgmcmc.core.sampler import Sampler
-from torch_sgmcmc.core.spec import Motion, traits_of
-from torch_sgmcmc.core.state import PRIOR_MEAN, prior_of
+from torch_sgmcmc.core.spec import traits_of
 from torch_sgmcmc.core.state_dict import check_count, check_keys, check_tensor
-from torch_sgmcmc.core.utils import optional
+from torch_sgmcmc.core.utils import panels
 from torch_sgmcmc.diagnostics.temperature_means import (
     MOST_ROWS,
     NOISE_EVERY,
     Means,
-    Step,
     TemperatureMeans,
 )
-
-
-def panels(user: str, count: int, width: float, height: float) -> tuple[Any, list[Any]]:
-    """Returns a figure and its axes, at most three in a row, with sizes in inches."""
-    pyplot = optional("matplotlib.pyplot", "matplotlib", user)
-    columns = min(3, max(1, count))
-    rows = max(1, -(-count // columns))
-    options = {"figsize": (width * columns, height * rows), "layout": "constrained"}
-    figure, axes = pyplot.subplots(rows, columns, squeeze=False, **options)
-    for unused in axes.flat[count:]:
-        unused.set_axis_off()
-    return figure, [*axes.flat[:count]]
+from torch_sgmcmc.diagnostics.temperature_sums import (
+    Row,
+    StepSums,
+    centers_of,
+    names_of,
+    observed,
+)
 
 
 class Reading(NamedTuple):
@@ -82,65 +70,6 @@ class TemperatureIssue(NamedTuple):
     name: str
     fault: str
     size: float
-
-
-def centers_of(
-    center: Iterable[Tensor | float] | str | None,
-    sampler: Optimizer,
-    params: list[Tensor],
-) -> list[Tensor] | None:
-    """Returns a tensor for each parameter, in the type of arithmetic."""
-    if center is None:
-        return None
-    if isinstance(center, str):
-        if center == "current":
-            center = [p.detach().clone() for p in params]
-        elif center == PRIOR_MEAN:
-            center = [
-                sampler.state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN])
-                for group in sampler.param_groups
-                for p in group["params"]
-            ]
-        else:
-            raise ValueError(
-                f"Invalid center: {center!r} (must be 'current' or '{PRIOR_MEAN}')"
-            )
-    given = list(center)
-    if len(given) != len(params):
-        raise ValueError(
-            f"Invalid center: {len(given)} (must be one for each of the {len(params)} "
-            "parameters)"
-        )
-    centers = []
-    for i, (c, p) in enumerate(zip(given, params, strict=True)):
-        value = torch.as_tensor(c, dtype=state_dtype(p), device=p.device).detach()
-        if value.dim() > 0 and value.shape != p.shape:
-            raise ValueError(
-                f"Invalid center: number {i} has shape {list(value.shape)} (must be "
-                f"{list(p.shape)}, or a number)"
-            )
-        if not bool(value.isfinite().all()):
-            raise ValueError(f"Invalid center: number {i} is not finite")
-        centers.append(torch.empty_like(p, dtype=state_dtype(p)).copy_(value))
-    return centers
-
-
-# Kinds of sums (csrc/ops/temperature_sums.h).
-_LANGEVIN, _PRECONDITIONED, _MOMENTUM, _THERMOSTAT = range(4)
-_NOISE, _PRECONDITIONED_NOISE, _LATTICE = range(4, 7)
-# The places of a kind's sums among the host's.
-_PLACES = {
-    _LANGEVIN: (0, 1),
-    _PRECONDITIONED: (0, 1),
-    _MOMENTUM: (0, 2, 3),
-    _THERMOSTAT: (0, 2, 3),
-    _LATTICE: (0, 5, 6),
-}
-_COUNT = 7  # number of sums
-
-
-# Places of tensors, their sums by place, and the step's settings.
-_Row = tuple[list[int], list[tuple[tuple[int, ...], Tensor]], Step]
 
 
 class TemperatureMonitor:
@@ -229,26 +158,26 @@ class TemperatureMonitor:
         self._context: weakref.ref[StepContext] = weakref.ref(chain)
         motion = traits_of(sampler).motion
         assert motion is not None
-        self._motion, self._compares = motion, not traits_of(sampler).is_biased
+        self._compares = not traits_of(sampler).is_biased
         groups = sampler.param_groups
         self._params = [p for group in groups for p in group["params"]]
         self._group_of = [i for i, g in enumerate(groups) for _ in g["params"]]
-        self._place = {p: i for i, p in enumerate(self._params)}
         self._names = names_of(groups) if names is None else [str(n) for n in names]
         if len(self._names) != len(self._params):
             raise ValueError(
                 f"Invalid names: {len(self._names)} (must be one for each of the "
                 f"{len(self._params)} parameters)"
             )
-        self._centers = centers_of(center, sampler, self._params)
+        centers = centers_of(center, sampler, self._params)
+        self._sums = StepSums(motion, self._params, centers)
         self._every = every
         self._interval = _interval_of(every, groups[0])
         self._previous: tuple[int, dict[Tensor, Tensor]] | None = None
-        self._rows: list[tuple[list[_Row], bool]] = []
+        self._rows: list[tuple[list[Row], bool]] = []
         # Forces of observe() at the present θ, and pairs with the step's.
-        self._others: list[_Row] = []
+        self._others: list[Row] = []
         self._others_at: list[int] = []
-        self._forces: list[tuple[list[_Row], list[_Row]]] = []
+        self._forces: list[tuple[list[Row], list[Row]]] = []
         self.reset()
         chain.monitor = self
 
@@ -275,7 +204,7 @@ class TemperatureMonitor:
         kept = {"every": self._every, "series": self._means.state}
         if self._previous is not None:
             step, grads = self._previous
-            by_place = {self._place[p]: grad for p, grad in grads.items()}
+            by_place = {self._sums.place[p]: grad for p, grad in grads.items()}
             kept["previous_gradients"] = {"step": step, "gradients": by_place}
         return kept
 
@@ -348,9 +277,10 @@ class TemperatureMonitor:
             fresh_gradients(sampler, closure)
             work = tensor_lists_of(sampler)
             if self._compares:
-                self._others, self._others_at = self._rows_of(work), self._versions()
+                self._others_at = self._versions()
+                self._others = self._sums.of(self._observed_context(), work)
             else:
-                self._add(work, plain=True, has_noise=False)
+                self._add(work, plain=True)
         finally:
             for p, grad, value in zip(self._params, before, values, strict=True):
                 # Gradients may be views of memory that each backward pass writes to,
@@ -392,7 +322,7 @@ class TemperatureMonitor:
             has_noise = at == step - 1 and all(
                 p in previous for _, params, _, _ in work for p in params
             )
-            self._add(work, plain=False, has_noise=has_noise)
+            self._add(work, before=previous if has_noise else None)
             self._previous = None
             self._interval = interval = _interval_of(self._every, work[0].group)
         if _observes(step + 1, interval, NOISE_EVERY):
@@ -406,99 +336,33 @@ class TemperatureMonitor:
             return
         # Something else, such as a checkpoint, may have moved the parameters.
         if self._versions() == self._others_at:
-            self._forces.append((self._others, self._rows_of(work)))
+            used = self._sums.of(self._observed_context(), work)
+            self._forces.append((self._others, used))
         self._others = []
         if len(self._forces) >= MOST_ROWS:
             self._read()
 
-    def _add(self, work: list[TensorLists], *, plain: bool, has_noise: bool) -> None:
-        self._rows.append((self._rows_of(work, plain, has_noise), has_noise))
+    def _add(
+        self,
+        work: list[TensorLists],
+        *,
+        plain: bool = False,
+        before: Mapping[Tensor, Tensor] | None = None,
+    ) -> None:
+        rows = self._sums.of(self._observed_context(), work, plain, before)
+        self._rows.append((rows, before is not None))
         if len(self._rows) >= MOST_ROWS:
             self._read()
-
-    def _rows_of(
-        self, work: list[TensorLists], plain: bool = True, has_noise: bool = False
-    ) -> list[_Row]:
-        """Returns sums of each tensor, with ``plain`` x · g alone."""
-        state = self._observed_context().state
-        rows: list[_Row] = []
-        for group, params, grads, _ in work:
-            motion = Motion.NONE if plain else self._motion
-            states = [state.get(p, {}) for p in params]
-            kind, movers, statistics = _LANGEVIN, [], []
-            factors = {} if plain else hyperparams.scales(group)
-            if not plain and "momentum" in states[0]:
-                kind, movers = _MOMENTUM, [s["momentum"] for s in states]
-                if "momentum_scale" in factors:
-                    factor = factors["momentum_scale"]
-                    movers = [*torch._foreach_mul(movers, factor)]
-            elif motion is Motion.MOMENTUM:
-                motion = Motion.LANGEVIN  # overdamped EWSG
-            if motion is Motion.THERMOSTAT:
-                kind, statistics = _THERMOSTAT, [s["thermostat"] for s in states]
-                if "thermostat_scale" in factors:
-                    factor = factors["thermostat_scale"]
-                    statistics = [*torch._foreach_mul(statistics, factor)]
-            elif motion is Motion.LATTICE:
-                kind = _LATTICE
-            if motion is Motion.LANGEVIN and "square_average" in states[0]:
-                kind = _PRECONDITIONED
-                statistics = [s["square_average"] for s in states]
-            numbers = self._numbers(group, params)
-            positions, centers = self._positions(params)
-            lists = grads, positions, centers, movers, statistics
-            of_step = temperature_sums(*lists, kind=kind, **numbers)
-            sums = [(_PLACES[kind], of_step)]
-            if has_noise and self._previous is not None:
-                noise = _PRECONDITIONED_NOISE if kind == _PRECONDITIONED else _NOISE
-                before = [self._previous[1][p] for p in params]
-                weights = statistics if kind == _PRECONDITIONED else []
-                lists = grads, positions, [], before, weights
-                of_noise = temperature_sums(*lists, kind=noise, **numbers)
-                sums.append(((4,), of_noise))
-            places = [self._place[p] for p in params]
-            rows.append((places, sums, step_of(group, motion)))
-        return rows
 
     def _versions(self) -> list[int]:
         return [0 if p.is_inference() else p._version for p in self._params]
 
-    def _numbers(self, group: dict[str, Any], params: list[Tensor]) -> dict[str, Any]:
-        return {
-            "weight_decay": group["prior_precision"] / group["num_data"],
-            "decay": group["decay"] if group.get("adapt", False) else 1.0,
-            "eps": self._constant(group),
-            **prior_of(self._observed_context().state, group, params),
-        }
-
-    def _constant(self, group: dict[str, Any]) -> float:
-        """Returns ε of a preconditioner, a lattice's bound, or the lr of a kick."""
-        if self._motion is Motion.HALF_DRIFTS:
-            return float(group["lr"])
-        if self._motion is Motion.LATTICE:
-            scale, lr = 2 * group["temperature"] / group["num_data"], group["lr"]
-            bound = math.sqrt(scale / lr) if lr else math.inf  # no move
-            return min(bound, sys.float_info.max)
-        return hyperparams.least_root(group) if "eps" in group else 0.0
-
-    def _positions(self, params: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        state = self._observed_context().state
-        positions = [
-            state.get(p, {}).get("master", p).to(state_dtype(p))
-            if has_master(p)
-            else p.detach()
-            for p in params
-        ]
-        if self._centers is None:
-            return positions, []
-        return positions, [self._centers[self._place[p]] for p in params]
-
     def _read(self) -> None:
         for rows, has_noise in self._rows:
-            self._means.add(_observed(rows), has_noise)
+            self._means.add(observed(rows), has_noise)
         self._rows.clear()
         for others, used in self._forces:
-            self._means.add_forces(_observed(used), _observed(others))
+            self._means.add_forces(observed(used), observed(others))
         self._forces.clear()
 
     def _series(self, place: int) -> TemperatureMeans:
@@ -615,18 +479,6 @@ class TemperatureMonitor:
         return figure
 
 
-def _observed(rows: list[_Row]) -> Iterator[tuple[int, list[float], Step]]:
-    """Yields the tensors that were observed, with their sums and settings."""
-    for tensors, parts, step in rows:
-        lists = [(places, part.tolist()) for places, part in parts]
-        for i, tensor in enumerate(tensors):
-            sums = [0.0] * _COUNT
-            for places, values in lists:
-                for place, value in zip(places, values[i], strict=True):
-                    sums[place] = value
-            yield tensor, sums, step
-
-
 def _interval_of(every: int, group: Mapping[str, Any]) -> int:
     """Returns an interval that observes all of a cycle of redrawn momenta."""
     redraws = group.get("resample_momentum_every", 0)
@@ -660,31 +512,3 @@ def _share_memory(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None or a is b:
         return False
     return a.numel() > 0 and a.data_ptr() == b.data_ptr()
-
-
-def step_of(group: Mapping[str, Any], motion: Motion) -> Step:
-    """Returns the settings of a group's step."""
-    estimate = 0.0
-    if "noise_estimate" in group:
-        is_online = isinstance(group["noise_estimate"], str)
-        estimate = math.nan if is_online else hyperparams.noise_estimate(group)
-    return Step(
-        motion,
-        float(group.get("lr", 0.0)),
-        float(group["num_data"]),
-        float(group["temperature"]),
-        float(group.get("momentum", 0.0)),
-        float(estimate),
-        int(group.get("resample_momentum_every", 0)),
-        int(group["step"]),
-    )
-
-
-def names_of(groups: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns the parameters' names, numbers and shapes for those without."""
-    names = []
-    for i, group in enumerate(groups):
-        known = group.get("param_names")
-        for j, p in enumerate(group["params"]):
-            names.append(known[j] if known else f"{i}.{j} {list(p.shape)}")
-    return names

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-import signal
-import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import parent_process
-from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +24,8 @@ from torch_sgmcmc.core.hyperparams import wrong_result
 from torch_sgmcmc.core.random_state import fold_in
 from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import traits_of
-from torch_sgmcmc.core.state_dict import load, save
-from torch_sgmcmc.core.utils import length_of, plain_names, progress_bar
+from torch_sgmcmc.core.state_dict import save
+from torch_sgmcmc.core.utils import Interrupts, length_of, plain_names, progress_bar
 from torch_sgmcmc.data import (
     Minibatches,
     closure_of,
@@ -45,144 +41,14 @@ from torch_sgmcmc.draws.forward import model_device, moved
 from torch_sgmcmc.draws.store import SampleStore
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.priors import with_params
+from torch_sgmcmc.run import start as starts
 from torch_sgmcmc.run.collector import Collector
 from torch_sgmcmc.run.compile import Blocks, length_of_blocks
-from torch_sgmcmc.run.start import Start, describe, name_of, place, start_of
+from torch_sgmcmc.run.start import Start
 from torch_sgmcmc.schedules import CyclicalSchedule, GammaPrecision, PolynomialDecay
-
-_RESTART = "restart=True starts a new run"
-
-
-#: Comparable values of a run's settings, by argument, number and name.
-Identity = dict[tuple[str, int, str], Any]
-
-
-def identity(
-    groups: list[dict[str, Any]],
-    model: nn.Module,
-    loader: Any,
-    loss: Any,
-    schedules: Sequence[Any],
-    compiles: bool,
-) -> Identity:
-    """Returns a fingerprint of a run's arguments, and its :func:`hyperparameters`."""
-    found: Identity = {
-        ("sampler", i, f"group {i} has {name} "): value
-        for i, group in enumerate(groups)
-        for name, value in group.items()
-    }
-    size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    sizes = {
-        "number of minibatches": length_of(loader),
-        "batch_size": getattr(loader, "batch_size", None) or size,
-        "number of data": length_of(getattr(loader, "dataset", None)),
-    }
-    known = {name: size for name, size in sizes.items() if size is not None}
-    found |= {("loader", 0, f"{name} "): size for name, size in known.items()}
-    kinds = [type(schedule).__name__ for schedule in schedules]
-    found["compile", 0, ""] = compiles
-    found["schedule", 0, ""] = " and ".join(kinds) or "none"
-    for i, schedule in enumerate(schedules):
-        state = _plain(schedule.state_dict()).items()
-        found |= {("schedule", i, f"{kinds[i]} has {k} "): v for k, v in state}
-    return found | {
-        ("loss", 0, ""): name_of(loss),
-        ("model", 0, ""): name_of(type(model)),
-    }
-
-
-def hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
-    """Returns a fingerprint of the chain's settings without its seed."""
-    counters = ("seed", "step", "num_skipped")
-    scalars = (bool, int, float, str, Tensor)
-    return [
-        {
-            name: _plain(value)
-            for name, value in group.items()
-            if name not in counters and isinstance(value, scalars)
-            if not isinstance(value, Tensor) or value.numel() == 1
-        }
-        for group in sampler.param_groups
-    ]
-
-
-def check_same(former: Identity, now: Identity, where: str) -> None:
-    """Raises a ValueError if a checkpoint is of another chain; warns if it may be."""
-    for key, before in former.items():
-        argument, _, name = key
-        # Another version of torch may have other keys.
-        given = now.get(key, before)
-        if given == before:
-            continue
-        if argument not in ("loss", "model"):
-            raise ValueError(
-                f"Invalid {argument}: {name}{given} ({where} was written with "
-                f"{before}; {_RESTART})"
-            )
-        warnings.warn(
-            f"{where} was written with {argument} {before}; now it is {given}: if "
-            f"that is another posterior, {_RESTART}",
-            stacklevel=2,
-        )
-
-
-def _plain(value: Any) -> Any:
-    """Returns comparable values of types that a checkpoint can hold."""
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.item()
-    if isinstance(value, Mapping):
-        return {key: _plain(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return value if isinstance(value, str | Real) else None
-
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class Interrupts:
-    """Delays SIGINT (Ctrl-C) and SIGTERM to the end of the context.
-
-    A second SIGINT takes effect at once, except in a child process: its parent may send
-    several. Nothing is delayed outside of the main thread, where Python calls no
-    handlers. Ignored signals and handlers that are not Python's stay as they are.
-    """
-
-    def __init__(self) -> None:
-        self.pending: int | None = None
-        self._former: dict[int, Any] = {}
-
-    def __enter__(self) -> Interrupts:
-        if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
-                former = signal.getsignal(number)
-                if former not in (signal.SIG_IGN, None):
-                    self._former[number] = former
-                    signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._restore()
-        if self.pending is not None:
-            signal.raise_signal(self.pending)
-
-    def _note(self, number: int, frame: Any) -> None:
-        if self.pending == number == signal.SIGINT and parent_process() is None:
-            self.pending = None
-            self._restore()
-            signal.raise_signal(number)
-        elif self.pending is None:
-            self.pending = number
-
-    def _restore(self) -> None:
-        while self._former:
-            signal.signal(*self._former.popitem())
-
 
 #: Seconds between checkpoints if ``checkpoint_every`` is None.
 CHECKPOINT_SECONDS = 300.0
-
-
 # Seconds between updates of the progress bar's loss.
 _SECONDS = 1.0
 # A loss above this multiple of max(first loss, 1) means that the chain has diverged.
@@ -249,23 +115,20 @@ def run_chain(settings: Settings, chain: int) -> None:
     All randomness follows from the seed and the chain's number, unless the loss or a
     callback uses another generator than the default ones of torch, NumPy and Python.
     """
-    seed = fold_in(settings.seed, chain)
-    with kept_generators(fold_in(seed, 0)):
-        _Run(settings, chain, seed).run()
+    with _started(settings, chain) as run:
+        run.run()
 
 
 def check_construction(settings: Settings) -> None:
     """Raises the errors of a first chain before its first step; changes no store."""
-    seed = fold_in(settings.seed, 0)
-    with kept_generators(fold_in(seed, 0)):
-        _Run(settings, 0, seed).collector(SampleStore()).close()
+    with _started(settings, 0) as run:
+        run.collector(SampleStore()).close()
 
 
 def check_first_chain(settings: Settings) -> SetupReport:
     """Runs the setup check on a first chain; stores nothing."""
-    seed = fold_in(settings.seed, 0)
-    with kept_generators(fold_in(seed, 0)):
-        return _Run(settings, 0, seed).check()
+    with _started(settings, 0) as run:
+        return run.check()
 
 
 def first_chain_of(settings: Settings) -> tuple[nn.Module, Any]:
@@ -276,36 +139,20 @@ def first_chain_of(settings: Settings) -> tuple[nn.Module, Any]:
             return _model_of(settings), batches.next()
 
 
+@contextmanager
+def _started(settings: Settings, chain: int) -> Iterator[_Run]:
+    """Returns a chain at its start, with generators that are its own."""
+    seed = fold_in(settings.seed, chain)
+    with kept_generators(fold_in(seed, 0)):
+        yield _Run(settings, chain, seed)
+
+
 def _model_of(settings: Settings) -> nn.Module:
     given = settings.model
     model = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
     if not isinstance(model, nn.Module):
         raise wrong_result("model", model, "a torch.nn.Module")
     return model
-
-
-def checkpoint(path: Path) -> dict[str, Any]:
-    """Returns a chain's checkpoint."""
-    try:
-        return load(path)
-    except RuntimeError as error:
-        raise RuntimeError(f"{error} ({_RESTART})") from error
-
-
-class Saved(NamedTuple):
-    """The content of a checkpoint, by its keys."""
-
-    seed: int
-    identity: Identity
-    step: int
-    epoch: int
-    position: int
-    model: dict[str, Any]
-    sampler: dict[str, Any]
-    schedule: list[Any]
-    collector: dict[str, Any]
-    random: dict[str, Any]
-    random_cuda: list[Tensor]
 
 
 class _Run:
@@ -327,9 +174,11 @@ class _Run:
                 "a chain in one process (write the loop, with a Collector)"
             )
         is_made = not isinstance(settings.model, nn.Module)
-        self._start = start_of(settings.starts, chain, self._sampler, is_made=is_made)
+        self._start = starts.start_of(
+            settings.starts, chain, self._sampler, is_made=is_made
+        )
         self._seed = seed
-        kept = place(self._start, self._model, self._sampler)
+        kept = starts.place(self._start, self._model, self._sampler)
         if kept:
             lack = {"prior": "a prior (prior_precision=0)"}
             warnings.warn(
@@ -340,10 +189,10 @@ class _Run:
             )
         if len(kept) == sum(p.requires_grad for _, p in trained):
             self._start = "model"
-        self._groups = hyperparameters(self._sampler)
+        self._groups = starts.hyperparameters(self._sampler)
         closure_of(self._sampler, self._loss_of_next)  # raises for an HMCECS
         self._schedules = [_checked(make(self._sampler)) for make in settings.schedules]
-        self._identity = identity(
+        self._identity = starts.identity(
             self._groups,
             self._model,
             settings.loader,
@@ -403,10 +252,10 @@ class _Run:
         return check_setup(*setup, num_steps=self._steps, start=self._describe_start())
 
     def run(self) -> None:
-        path = checkpoint_path(self._settings.store, self._chain)
+        path = starts.checkpoint_path(self._settings.store, self._chain)
         with closing(self._batches), self.collector(self._settings.store) as collector:
             if path is not None and path.exists():
-                self._load(checkpoint(path), collector)
+                self._load(starts.checkpoint(path), collector)
             else:  # a kill may come before the next one
                 if collector.num_draws:
                     raise ValueError(
@@ -420,11 +269,11 @@ class _Run:
 
     def _describe_start(self) -> str:
         settings = self._settings
-        text = describe(self._start)
+        text = starts.describe(self._start)
         if settings.optimizer is None or settings.optimizer_epochs == 0:
             return text
         passes = f"{settings.optimizer_epochs} epochs of"
-        return f"{text}, {passes} {name_of(settings.optimizer)}"
+        return f"{text}, {passes} {starts.name_of(settings.optimizer)}"
 
     def _optimize(self) -> None:
         """Makes an optimizer's passes from the start."""
@@ -603,7 +452,7 @@ class _Run:
         return (
             f"{where}: the chain has diverged: its loss was {first:.3g} at first, and "
             f"{', '.join(f'{loss:.3g}' for loss in losses)} in the end.{advice} "
-            f"{_RESTART}"
+            f"{starts.RESTART}"
         )
 
     def _length(self) -> int:
@@ -641,7 +490,7 @@ class _Run:
         if path is None:  # draws in memory end with the process
             return
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        content = Saved(
+        content = starts.Saved(
             seed=self._settings.seed,
             identity=self._identity,
             step=self._done,
@@ -658,19 +507,15 @@ class _Run:
 
     def _load(self, content: dict[str, Any], collector: Collector) -> None:
         folder, steps = self._settings.store, self._steps
-        missing = [key for key in Saved._fields if key not in content]
-        if missing:
-            lacking = f"chain {self._chain} in {folder} lacks {', '.join(missing)}"
-            raise ValueError(f"Invalid checkpoint: {lacking} ({_RESTART})")
-        if content["seed"] != self._settings.seed:
-            other = f"the chain in {folder} has {content['seed']}; {_RESTART}"
-            raise ValueError(f"Invalid seed: {self._settings.seed} ({other})")
-        where = f"chain {self._chain} in {folder}"
-        check_same(content["identity"], self._identity, where)
+        assert isinstance(folder, Path)  # a store in memory has no checkpoint
+        seed = self._settings.seed
+        starts.check_saved(content, seed, self._identity, self._chain, folder)
         if content["step"] > steps:
             name = "steps" if self._settings.epochs is None else "epochs"
             made = f"chain {self._chain} in {folder} has made {content['step']}"
-            raise ValueError(f"Invalid {name}: {steps} steps ({made}; {_RESTART})")
+            raise ValueError(
+                f"Invalid {name}: {steps} steps ({made}; {starts.RESTART})"
+            )
         self._model.load_state_dict(content["model"])
         self._sampler.load_state_dict(content["sampler"])
         for schedule, state in zip(self._schedules, content["schedule"], strict=True):
@@ -681,13 +526,6 @@ class _Run:
         set_generator_states(content["random"])
         if content["random_cuda"]:
             torch.cuda.set_rng_state_all(content["random_cuda"])
-
-
-def checkpoint_path(store: Path | SampleStore, chain: int) -> Path | None:
-    """Returns the checkpoint's file; None for a store in memory."""
-    if isinstance(store, SampleStore):
-        return None
-    return store / f"checkpoint-{chain}.pt"
 
 
 def _checked(schedule: Any) -> Any:

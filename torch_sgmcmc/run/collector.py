@@ -26,8 +26,7 @@ from torch_sgmcmc.core.state_dict import check_keys
 from torch_sgmcmc.core.utils import plain_names, unwrapped
 from torch_sgmcmc.diagnostics.run_record import RunRecorder, plain
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
-from torch_sgmcmc.draws.store import SampleStore
-from torch_sgmcmc.draws.writer import SampleWriter
+from torch_sgmcmc.draws.store import SampleStore, SampleWriter
 from torch_sgmcmc.losses import Likelihood
 
 
@@ -131,6 +130,14 @@ def _place(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
+def _refuse_lookahead(sampler: Sampler) -> None:
+    if any("lookahead_alpha" in group for group in sampler.param_groups):
+        raise ValueError(
+            "Invalid sampler: it is inside of a Lookahead, whose averages of the chain "
+            "are not draws of the posterior"
+        )
+
+
 class Collector(AbstractContextManager["Collector"]):
     """Stores draws of a model while a sampler runs.
 
@@ -210,11 +217,7 @@ class Collector(AbstractContextManager["Collector"]):
             raise ValueError(
                 f"Invalid monitor: {monitor!r} (must be a monitor of this sampler)"
             )
-        if any("lookahead_alpha" in group for group in sampler.param_groups):
-            raise ValueError(
-                "Invalid sampler: it is inside of a Lookahead, whose averages of the "
-                "chain are not draws of the posterior"
-            )
+        _refuse_lookahead(sampler)
         self._settings = {"burn_in": burn_in, "every": every}
         self._model = _ModelTensors(model, sampler, parameters, buffers)
         group = sampler.process_group

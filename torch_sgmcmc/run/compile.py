@@ -28,7 +28,7 @@ from torch_sgmcmc.core.ops import noise_steps_
 from torch_sgmcmc.core.random_state import STEP
 from torch_sgmcmc.core.sampler import Sampler, check_sampler
 from torch_sgmcmc.core.state import PRIOR_MEAN, record_estimate
-from torch_sgmcmc.data import one_gradient_a_step
+from torch_sgmcmc.data import one_gradient_a_step, parts_of, stacked
 from torch_sgmcmc.run.step_graph import (
     Rule,
     Updated,
@@ -207,16 +207,6 @@ class _Tile(NamedTuple):
         return tensor.narrow(dim, self.begin, self.width) if self.width else tensor
 
 
-def _tiles_of(num_chains: int | None, width: int) -> list[_Tile]:
-    """Returns tiles of one width: the last begins in the one before, if need be."""
-    if num_chains is None:
-        return [_Tile(0, 0)]
-    return [
-        _Tile(min(begin, num_chains - width), width)
-        for begin in range(0, num_chains, width)
-    ]
-
-
 class _Traced(NamedTuple):
     """A traced gradient: its graph, its tiles, and its compiled blocks."""
 
@@ -269,7 +259,13 @@ class _CompiledSteps:
                 "(remove them, and inspect the chain between blocks; a Collector has "
                 "run())"
             )
-        self._check_sampler()
+        params = [p for g in self._sampler.param_groups for p in g["params"]]
+        if list(map(id, params)) != list(map(id, self._params)):
+            raise ValueError(
+                "Invalid sampler: it has other parameters than when it was compiled "
+                "(call compile_steps again)"
+            )
+        _check_params(self._sampler)
         with torch.no_grad():
             traced = self._trace(batches)
             tiles = traced.tiles
@@ -286,16 +282,6 @@ class _CompiledSteps:
                     losses.append(self._make_single_steps(blocks[len(losses)]))
         return torch.cat(losses)
 
-    def _check_sampler(self) -> None:
-        groups = self._sampler.param_groups
-        params = [p for group in groups for p in group["params"]]
-        if list(map(id, params)) != list(map(id, self._params)):
-            raise ValueError(
-                "Invalid sampler: it has other parameters than when it was compiled "
-                "(call compile_steps again)"
-            )
-        _check_params(self._sampler)
-
     def _trace(self, batches: Sequence[Tensor]) -> _Traced:
         """Returns the traced gradient for these minibatches."""
         own = [p.detach() for p in self._params]
@@ -306,9 +292,7 @@ class _CompiledSteps:
         if key not in self._traced:
             trace = partial(trace_gradient, self._loss, own, self._names, rows)
             chains = self._num_chains or 0
-            graph: GraphModule | None = None
-            if chains >= _MIN_CHAINS:
-                graph = trace(has_chains=True)
+            graph = trace(has_chains=True) if chains >= _MIN_CHAINS else None
             if graph is None:
                 graph, width = trace(has_chains=False), 1
                 assert graph is not None  # of one chain
@@ -318,20 +302,14 @@ class _CompiledSteps:
                 width = min(chains, _CHAINS)
             if len(self._traced) == _KINDS:
                 del self._traced[next(iter(self._traced))]
-            tiles = _tiles_of(self._num_chains, width)
+            # The last tile begins in the one before, if need be.
+            begins = (min(b, chains - width) for b in range(0, chains, width))
+            tiles = [_Tile(begin, width) for begin in begins] or [_Tile(0, 0)]
             self._traced[key] = _Traced(graph, tiles, {})
         return self._traced[key]
 
     def _run(self, traced: _Traced, blocks: list[_Block]) -> list[Tensor]:
-        """Makes blocks by graphs, up to one that needs single steps.
-
-        Args:
-            traced: the gradient, for the blocks' minibatches.
-            blocks: their steps and minibatches.
-
-        Returns:
-            The losses of the blocks made.
-        """
+        """Makes blocks up to one that needs single steps; returns their losses."""
         tiles = traced.tiles
         sampler, context = self._sampler, context_of(self._sampler)
         check_groups_of(sampler)
@@ -361,8 +339,7 @@ class _CompiledSteps:
         ]
         is_checked = context.groups[0]["nonfinite"] != "ignore"
         losses: list[Tensor] = []
-        count = 0
-        begin = context.rng.steps
+        count, begin = 0, context.rng.steps
         for steps, batches in blocks:
             if self._draws_momenta(begin + count, steps):
                 break
@@ -396,9 +373,8 @@ class _CompiledSteps:
     def _needs_single_steps(self, rules: list[Rule]) -> bool:
         """Returns whether steps create state, refuse it, or move some groups only."""
         state = self._sampler.state
-        if context_of(self._sampler).blank:
-            return True
-        if any(map(rests, self._sampler.param_groups)):
+        has_resting = any(map(rests, self._sampler.param_groups))
+        if has_resting or context_of(self._sampler).blank:
             return True
         for p, g in zip(self._params, self._groups, strict=True):
             own = state.get(p, {})
@@ -559,29 +535,5 @@ class Blocks:
     def stacked(self, batches: list[Any]) -> list[Tensor]:
         """Returns minibatches as the block takes them, stacked part by part."""
         if self._put_together is None:
-            self._put_together = _parts_of(batches[0])[1]
-        columns = zip(*(_parts_of(batch)[0] for batch in batches), strict=True)
-        rows = [list(column) for column in columns]
-        for tensors in rows:
-            sizes = {tuple(t.shape) for t in tensors}
-            if len(sizes) > 1:
-                raise ValueError(
-                    f"Invalid loader: minibatches of shapes {sorted(sizes)} in one "
-                    "compiled block (must be of one: drop_last=True)"
-                )
-        return [torch.stack(tensors) for tensors in rows]
-
-
-def _parts_of(batch: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
-    """Returns a minibatch's tensors, and a function that reassembles it."""
-    if isinstance(batch, Tensor):
-        return [batch], lambda parts: parts[0]
-    if isinstance(batch, dict) and all(isinstance(t, Tensor) for t in batch.values()):
-        keys = list(batch)
-        return [*batch.values()], lambda parts: dict(zip(keys, parts, strict=True))
-    if isinstance(batch, tuple | list) and all(isinstance(t, Tensor) for t in batch):
-        return [*batch], list if isinstance(batch, list) else tuple
-    raise TypeError(
-        f"Invalid loader: a minibatch is a {type(batch).__name__} (must be, for "
-        "compiled blocks, a Tensor, or a tuple, list or dict of Tensors)"
-    )
+            self._put_together = parts_of(batches[0])[1]
+        return stacked(batches)

@@ -35,12 +35,15 @@ from torch_sgmcmc.run.chain import (
     Settings,
     check_construction,
     check_first_chain,
-    checkpoint,
-    checkpoint_path,
     first_chain_of,
     run_chain,
 )
-from torch_sgmcmc.run.start import Start, check_starts
+from torch_sgmcmc.run.start import (
+    Start,
+    check_starts,
+    checkpoint,
+    checkpoint_path,
+)
 
 # Rows of the outputs in the report.
 _ROWS = 50
@@ -355,38 +358,10 @@ def sample(
         bitwise identical draws need the same number. Processes share this one's
         threads.
     """
-    if (steps is None) == (epochs is None):
-        raise ValueError("Invalid steps: give steps or epochs, one of the two")
-    given = {"steps": steps, "epochs": epochs, "checkpoint_every": checkpoint_every}
-    for name, value in given.items():
-        if value is not None:
-            check_integer(name, value, low=1)
-    chains = check_integer("chains", chains, low=1)
-    check_integer("burn_in", burn_in)
-    check_integer("every", every, low=1)
-    check_integer("optimizer_epochs", optimizer_epochs)
-    if (optimizer is None) != (optimizer_epochs == 0):
-        raise ValueError(
-            f"Invalid optimizer_epochs: {optimizer_epochs}, with optimizer="
-            f"{optimizer!r} (give both, or neither)"
-        )
-    processes = check_integer("processes", processes, low=1)
-    if length_of(loader) is None and (epochs is not None or optimizer_epochs > 0):
-        raise TypeError(
-            "Invalid loader: it has no length (give steps, not epochs, and no "
-            "optimizer_epochs)"
-        )
-    for name, function in {"model": model, "sampler": sampler, "loss": loss}.items():
-        check_function(name, function)
-    if "chain" in collecting:
-        raise TypeError("Invalid chain: sample() numbers its chains from 0 on")
-    if "monitor" in collecting:
-        raise TypeError("Invalid monitor: sample() makes one for each chain (report)")
-    if store is None:
-        store = SampleStore()
+    given = locals()
+    _check_arguments(given)
+    store = SampleStore() if store is None else store
     folder = folder_of(store)
-    kept = store if folder is None else folder
-    assert isinstance(kept, Path | SampleStore)
     if folder is None and processes > 1:
         raise ValueError(
             f"Invalid store: in memory, with processes={processes} (must be a folder, "
@@ -396,72 +371,117 @@ def sample(
         check_files(folder)
     if report:
         check_docstrings()
-    begun = None if folder is None else checkpoint_path(folder, 0)
-    is_resumed = begun is not None and begun.exists() and not restart
+    begun = None if folder is None or restart else checkpoint_path(folder, 0)
+    is_resumed = begun is not None and begun.exists()
     if seed is None and begun is not None and is_resumed:
         seed = checkpoint(begun).get("seed")
-    schedules = _functions("schedule", schedule)
-    settings = Settings(
-        model=model,
-        sampler=sampler,
-        loader=loader,
-        loss=loss,
-        store=kept,
-        steps=steps,
-        epochs=epochs,
-        seed=draw_seed(seed),
-        schedules=schedules,
-        callbacks=_functions("callbacks", callbacks),
-        checkpoint_every=checkpoint_every,
-        progress=progress,
-        chains=chains,
-        reports=report,
-        compiles=bool(compile),
-        groups=_without_params(groups),
-        starts=check_starts(start),
-        optimizer=optimizer,
-        optimizer_epochs=optimizer_epochs,
-        collecting={"burn_in": burn_in, "every": every, **collecting},
-    )
-    processes = min(processes, chains)
-    if processes > 1:
-        check_processes(settings, processes)
-    is_read_once = isinstance(loader, Iterator)  # the check would lose minibatches
-    if check and not is_read_once and not is_resumed:
-        issues = check_first_chain(settings).issues
-        if issues:
-            text = "\n".join(issue.message for issue in issues)
-            warnings.warn(f"check_setup found issues:\n{text}", stacklevel=2)
+    settings = _settings(given, store if folder is None else folder, draw_seed(seed))
+    processes = min(processes, settings.chains)
+    _check_run(settings, processes, check and not is_resumed)
     if restart:
         check_construction(settings)
-        if folder is not None:
-            delete_all(folder)
-        else:
-            assert isinstance(store, SampleStore)
-            store.memory.clear()
+        _delete(settings.store)
     if processes > 1:
         side_by_side(settings, processes)
     else:
-        for chain in range(chains):
+        for chain in range(settings.chains):
             run_chain(settings, chain)
-    if not report and folder is not None:
-        for name in ("report.md", "report.json"):  # of an earlier call
-            (folder / name).unlink(missing_ok=True)
-    found = report_on(settings) if report else None
+    _end_with_report(settings)
+    return store.refresh() if isinstance(store, SampleStore) else SampleStore(folder)
+
+
+def _check_arguments(given: Mapping[str, Any]) -> None:
+    """Raises if an argument of :func:`sample` is invalid, whatever the store has."""
+    if (given["steps"] is None) == (given["epochs"] is None):
+        raise ValueError("Invalid steps: give steps or epochs, one of the two")
+    for name in ("steps", "epochs", "checkpoint_every"):
+        if given[name] is not None:
+            check_integer(name, given[name], low=1)
+    lowest = {"chains": 1, "burn_in": 0, "every": 1, "optimizer_epochs": 0}
+    for name, low in lowest.items():
+        check_integer(name, given[name], low=low)
+    optimizer, passes = given["optimizer"], given["optimizer_epochs"]
+    if (optimizer is None) != (passes == 0):
+        raise ValueError(
+            f"Invalid optimizer_epochs: {passes}, with optimizer={optimizer!r} (give "
+            "both, or neither)"
+        )
+    check_integer("processes", given["processes"], low=1)
+    counts_passes = given["epochs"] is not None or passes > 0
+    if counts_passes and length_of(given["loader"]) is None:
+        raise TypeError(
+            "Invalid loader: it has no length (give steps, not epochs, and no "
+            "optimizer_epochs)"
+        )
+    for name in ("model", "sampler", "loss"):
+        check_function(name, given[name])
+    if "chain" in given["collecting"]:
+        raise TypeError("Invalid chain: sample() numbers its chains from 0 on")
+    if "monitor" in given["collecting"]:
+        raise TypeError("Invalid monitor: sample() makes one for each chain (report)")
+
+
+def _settings(given: Mapping[str, Any], store: Any, seed: int) -> Settings:
+    """Returns what all chains share of the arguments of :func:`sample`."""
+    same = (
+        *("model", "sampler", "loader", "loss", "steps", "epochs", "progress"),
+        *("checkpoint_every", "optimizer", "optimizer_epochs"),
+    )
+    every = {name: given[name] for name in ("burn_in", "every")}
+    return Settings(
+        **{name: given[name] for name in same},
+        store=store,
+        seed=seed,
+        schedules=_functions("schedule", given["schedule"]),
+        callbacks=_functions("callbacks", given["callbacks"]),
+        chains=int(given["chains"]),
+        reports=given["report"],
+        compiles=bool(given["compile"]),
+        groups=_without_params(given["groups"]),
+        starts=check_starts(given["start"]),
+        collecting={**every, **given["collecting"]},
+    )
+
+
+def _check_run(settings: Settings, processes: int, checks: bool) -> None:
+    """Checks processes, and the set-up if wanted, before any change."""
+    if processes > 1:
+        check_processes(settings, processes)
+    # The check would lose minibatches of a loader that is read once.
+    if checks and not isinstance(settings.loader, Iterator):
+        issues = check_first_chain(settings).issues
+        if issues:
+            text = "\n".join(issue.message for issue in issues)
+            warnings.warn(f"check_setup found issues:\n{text}", stacklevel=3)
+
+
+def _delete(store: Path | SampleStore) -> None:
+    """Deletes all chains."""
+    if isinstance(store, SampleStore):
+        store.memory.clear()
+    else:
+        delete_all(store)
+
+
+def _end_with_report(settings: Settings) -> None:
+    """Saves and shows the report, or deletes that of an earlier call."""
+    folder = settings.store if isinstance(settings.store, Path) else None
+    if not settings.reports:
+        if folder is not None:
+            for name in ("report.md", "report.json"):
+                (folder / name).unlink(missing_ok=True)
+        return
+    serious = ["No draw was stored: is lr 0, or was each step skipped?"]
+    found = report_on(settings)
     if found is not None:
         if folder is not None:
             found.save(folder)
-        if progress:
+        if settings.progress:
             print(found.short())
-    if report:
-        serious = ["No draw was stored: is lr 0, or was each step skipped?"]
-        if found is not None:
-            serious = [p.message for p in found.issues if p.kind in SERIOUS]
-        if serious:
-            warnings.warn(
-                "the report found issues:\n" + "\n".join(serious), stacklevel=2
-            )
-    return store.refresh() if isinstance(store, SampleStore) else SampleStore(folder)
+        serious = [p.message for p in found.issues if p.kind in SERIOUS]
+    if serious:
+        text = "\n".join(serious)
+        warnings.warn(f"the report found issues:\n{text}", stacklevel=3)
 
 
 def _without_params(groups: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:

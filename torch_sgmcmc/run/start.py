@@ -1,16 +1,21 @@
-"""The starts of chains."""
+"""The starts of chains, and the checkpoints at which they resume."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from numbers import Real
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from torch_sgmcmc.core import context
 from torch_sgmcmc.core.sampler import Sampler
-from torch_sgmcmc.core.utils import Snapshot
+from torch_sgmcmc.core.state_dict import load
+from torch_sgmcmc.core.utils import Snapshot, length_of
+from torch_sgmcmc.draws.store import SampleStore
 
 #: A kind of start, or a function that changes the chain's model.
 Start = str | Callable[[nn.Module], Any]
@@ -94,3 +99,130 @@ def place(start: Start, model: nn.Module, sampler: Sampler) -> list[str]:
     if start != "reset" or before.changed():
         return []
     return [context.name_of(sampler.param_groups, p) for p in params]
+
+
+#: The end of an error that refuses to resume.
+RESTART = "restart=True starts a new run"
+#: Comparable values of a run's settings, by argument, number and name.
+Identity = dict[tuple[str, int, str], Any]
+
+
+def identity(
+    groups: list[dict[str, Any]],
+    model: nn.Module,
+    loader: Any,
+    loss: Any,
+    schedules: Sequence[Any],
+    compiles: bool,
+) -> Identity:
+    """Returns a fingerprint of a run's arguments, and its :func:`hyperparameters`."""
+    found: Identity = {
+        ("sampler", i, f"group {i} has {name} "): value
+        for i, group in enumerate(groups)
+        for name, value in group.items()
+    }
+    size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    sizes = {
+        "number of minibatches": length_of(loader),
+        "batch_size": getattr(loader, "batch_size", None) or size,
+        "number of data": length_of(getattr(loader, "dataset", None)),
+    }
+    known = {name: size for name, size in sizes.items() if size is not None}
+    found |= {("loader", 0, f"{name} "): size for name, size in known.items()}
+    kinds = [type(schedule).__name__ for schedule in schedules]
+    found["compile", 0, ""] = compiles
+    found["schedule", 0, ""] = " and ".join(kinds) or "none"
+    for i, schedule in enumerate(schedules):
+        state = _plain(schedule.state_dict()).items()
+        found |= {("schedule", i, f"{kinds[i]} has {k} "): v for k, v in state}
+    return found | {
+        ("loss", 0, ""): name_of(loss),
+        ("model", 0, ""): name_of(type(model)),
+    }
+
+
+def hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
+    """Returns a fingerprint of the chain's settings without its seed."""
+    counters = ("seed", "step", "num_skipped")
+    scalars = (bool, int, float, str, Tensor)
+    return [
+        {
+            name: _plain(value)
+            for name, value in group.items()
+            if name not in counters and isinstance(value, scalars)
+            if not isinstance(value, Tensor) or value.numel() == 1
+        }
+        for group in sampler.param_groups
+    ]
+
+
+def check_saved(
+    content: dict[str, Any], seed: int, now: Identity, chain: int, folder: Path
+) -> None:
+    """Raises a ValueError if a checkpoint is of another chain; warns if it may be."""
+    where = f"chain {chain} in {folder}"
+    missing = [key for key in Saved._fields if key not in content]
+    if missing:
+        lacking = f"{where} lacks {', '.join(missing)}"
+        raise ValueError(f"Invalid checkpoint: {lacking} ({RESTART})")
+    if content["seed"] != seed:
+        other = f"the chain in {folder} has {content['seed']}; {RESTART}"
+        raise ValueError(f"Invalid seed: {seed} ({other})")
+    for key, before in content["identity"].items():
+        argument, _, name = key
+        # Another version of torch may have other keys.
+        given = now.get(key, before)
+        if given == before:
+            continue
+        if argument not in ("loss", "model"):
+            raise ValueError(
+                f"Invalid {argument}: {name}{given} ({where} was written with "
+                f"{before}; {RESTART})"
+            )
+        warnings.warn(
+            f"{where} was written with {argument} {before}; now it is {given}: if "
+            f"that is another posterior, {RESTART}",
+            stacklevel=2,
+        )
+
+
+def _plain(value: Any) -> Any:
+    """Returns comparable values of types that a checkpoint can hold."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, Mapping):
+        return {key: _plain(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value if isinstance(value, str | Real) else None
+
+
+def checkpoint_path(store: Path | SampleStore, chain: int) -> Path | None:
+    """Returns the checkpoint's file; None for a store in memory."""
+    if isinstance(store, SampleStore):
+        return None
+    return store / f"checkpoint-{chain}.pt"
+
+
+def checkpoint(path: Path) -> dict[str, Any]:
+    """Returns a chain's checkpoint."""
+    try:
+        return load(path)
+    except RuntimeError as error:
+        raise RuntimeError(f"{error} ({RESTART})") from error
+
+
+class Saved(NamedTuple):
+    """The content of a checkpoint, by its keys."""
+
+    seed: int
+    identity: Identity
+    step: int
+    epoch: int
+    position: int
+    model: dict[str, Any]
+    sampler: dict[str, Any]
+    schedule: list[Any]
+    collector: dict[str, Any]
+    random: dict[str, Any]
+    random_cuda: list[Tensor]

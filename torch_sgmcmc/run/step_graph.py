@@ -13,7 +13,8 @@ results if all gradients were finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -255,10 +256,23 @@ def trace_gradient(
     table = {**core_aten_decompositions(), **own}
     for operator in _WHOLE:
         table.pop(operator, None)
+    with _explained_errors():
+        trace = make_fx(functionalize(gradient), decomposition_table=table)
+        graph = trace(*params, *batch)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    used = {getattr(n.target, "overloadpacket", None) for n in graph.graph.nodes}
+    is_alone = max(sizes) > _LARGEST_OF_CHAINS or not used.isdisjoint(_ALONE)
+    if has_chains and not is_alone:
+        is_alone = not _fits_chains(graph, params, batch)
+    return None if has_chains and is_alone else graph
+
+
+@contextmanager
+def _explained_errors() -> Iterator[None]:
+    """Says what a loss does that cannot be traced."""
     try:
-        graph = make_fx(functionalize(gradient), decomposition_table=table)(
-            *params, *batch
-        )
+        yield
     except RuntimeError as error:
         if "mutate a captured Tensor" in str(error):
             what = "changes a tensor in place, such as a buffer of batch norm"
@@ -269,13 +283,6 @@ def trace_gradient(
         raise ValueError(
             f"Invalid loss: it {what}, which a compiled loss must not (use step())"
         ) from error
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    used = {getattr(n.target, "overloadpacket", None) for n in graph.graph.nodes}
-    is_alone = max(sizes) > _LARGEST_OF_CHAINS or not used.isdisjoint(_ALONE)
-    if has_chains and not is_alone:
-        is_alone = not _fits_chains(graph, params, batch)
-    return None if has_chains and is_alone else graph
 
 
 def _fits_chains(

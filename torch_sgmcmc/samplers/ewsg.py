@@ -356,6 +356,7 @@ class EWSG(SharedSettings):
         if length == 0 or (chains or 1) > 1:  # else the comparison checks them
             check_finite(context, plan.observed(grads))
         accepted: int | Tensor = 0
+        is_fused = False
         for proposal in range(length):
             fresh = self._fresh()
             self._evaluate_minibatch(closure, fresh)
@@ -367,10 +368,8 @@ class EWSG(SharedSettings):
                 self._check_all_groups()
                 plan.note_numbers()
                 changes = rescalings(context)
-                plan.pack(
-                    [self._operator_numbers(lists.group) for lists in plan.work],
-                    changes,
-                )
+                values = [self._operator_numbers(each.group) for each in plan.work]
+                plan.pack(values, changes)
             is_last = proposal == length - 1 and context.monitor is None
             is_fused = is_last and chains is None and plan.decides
             more: int | Tensor
@@ -386,16 +385,11 @@ class EWSG(SharedSettings):
                     context, plan, grads, proposed, numbers, fresh, proposal
                 )
             accepted = accepted + more
-            if is_fused:
-                self._show_gradients(plan, grads)
-                return numbers, accepted
-        self._show_gradients(plan, grads)
-        self._launch(context, plan, grads)
-        return numbers, accepted
-
-    def _show_gradients(self, plan: StepPlan, grads: list[Tensor]) -> None:
         for p, grad in zip(plan.params, grads, strict=True):
             p.grad = grad
+        if not is_fused:  # else the decision has made the update
+            self._launch(context, plan, grads)
+        return numbers, accepted
 
     def _gradients_like(self, context: StepContext, plan: StepPlan) -> list[Tensor]:
         """Returns the closure's gradients, in the plan's order."""
@@ -462,15 +456,13 @@ class EWSG(SharedSettings):
         """
         chains = self.param_groups[0]["num_chains"] or 1
         work, other = plan.observed(grads), plan.observed(proposed)
+        pairs = [(lists, new.grads) for lists, new in zip(work, other, strict=True)]
         if chains > 1:
             check_finite(context, other)
         ratios: list[Tensor] = []
-        for (group, params, current, _), (_, _, proposals, _) in zip(
-            work, other, strict=True
-        ):
-            momenta = []
-            if group["momentum"] > 0:
-                momenta = [self.state[p]["momentum"] for p in params]
+        for (group, params, current, _), proposals in pairs:
+            has_momenta = group["momentum"] > 0
+            momenta = [self.state[p]["momentum"] for p in params if has_momenta]
             ratios += context.placement.sums(
                 ewsg_log_ratio,
                 params,
@@ -503,9 +495,7 @@ class EWSG(SharedSettings):
         mask = metropolis_decide(
             total, **stream, proposal=proposal, purpose=_C.Purpose.INDEX_CHAIN
         )
-        for (_, params, current, _), (_, _, proposals, _) in zip(
-            work, other, strict=True
-        ):
+        for (_, params, current, _), proposals in pairs:
             select_chains_(current, proposals, mask.to(params[0].device))
         if self.param_groups[0]["persistent_index_chain"]:
             triples = zip(mask.tolist(), fresh, numbers, strict=True)

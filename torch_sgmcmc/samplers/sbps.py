@@ -26,17 +26,21 @@ from torch_sgmcmc.core.hyperparams import (
     settings,
     warn,
 )
-from torch_sgmcmc.core.parameters import check_sizes, lightning_module, refuse_scaler
+from torch_sgmcmc.core.parameters import (
+    check_model,
+    check_sizes,
+    lightning_module,
+    refuse_scaler,
+)
 from torch_sgmcmc.core.spec import SamplerSpec, Takes, Traits
 from torch_sgmcmc.core.state import PRECONDITIONER, PRIOR_MEAN, given
 from torch_sgmcmc.core.state_dict import check_count, check_part
+from torch_sgmcmc.core.utils import Slots
 from torch_sgmcmc.samplers._sbps.segment_stats import SegmentStats
 from torch_sgmcmc.samplers._sbps.trajectory import (
     STATE,
     Observation,
-    Slots,
     Trajectory,
-    check_model,
     kept_of,
     moves,
     observe,
@@ -400,10 +404,8 @@ class SBPS(SegmentStats):
         if checks:
             grads = self._check_forward_mode(ahead, observed, value, common)
         bounces = event == _C.PROPOSAL and clock.accepts(rate, value, **key)
-        learns = (
-            ahead.learns and common["adapt"] and (bounces or common["adapt_every_step"])
-        )
-        reflected = None
+        may_learn = ahead.learns and common["adapt"]
+        learns = may_learn and (bounces or common["adapt_every_step"])
         line_time = line_end if ahead is trajectory and not bounces else 0.0
         if bounces or learns:
             grads = grads or observed.gradient()
@@ -415,11 +417,10 @@ class SBPS(SegmentStats):
             except SkipStep as skipped:
                 skipped.losses = observed.losses
                 raise
-        if bounces:
-            reflected = -value
-            if learns and grads is not None:
-                scale = common["num_data"] / common["temperature"]
-                reflected = scale * ahead.sums(grads)[0]
+        reflected = -value if bounces else None
+        if bounces and learns and grads is not None:
+            scale = common["num_data"] / common["temperature"]
+            reflected = scale * ahead.sums(grads)[0]
         clock.take(event, wait, value, variance, reflected)
         progress["num_observations"] += event == _C.LOOK
         progress["num_proposals"] += event == _C.PROPOSAL
@@ -432,9 +433,8 @@ class SBPS(SegmentStats):
         progress["trajectory_time"] = end
         progress["line_time"] = line_time
         if wait > 0:
-            self._call_hooks(
-                trajectory, common, progress, begin, (line_begin, line_end)
-            )
+            line = line_begin, line_end
+            self._call_hooks(trajectory, common, progress, begin, line)
         return observed.losses, ahead
 
     def _rate(

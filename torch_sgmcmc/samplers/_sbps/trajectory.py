@@ -9,15 +9,14 @@ same minibatch afterwards.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from operator import is_
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
@@ -25,9 +24,9 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc.core import ops
 from torch_sgmcmc.core.context import StepContext, state_dtype
 from torch_sgmcmc.core.finite_check import nonfinite_error
-from torch_sgmcmc.core.hyperparams import wrong_type
 from torch_sgmcmc.core.parameters import check_cuda
 from torch_sgmcmc.core.state import PRECONDITIONER, PRIOR_MEAN, given
+from torch_sgmcmc.core.utils import Slots
 
 # Id of a tensor; version and address if it moves.
 _Mark = tuple[int, int, int] | tuple[int]
@@ -160,11 +159,8 @@ class Trajectory:
     def same_as(self, params: Iterable[Tensor], preconditioned: bool) -> bool:
         """Returns whether the sampler still moves these parameters."""
         wanted = [id(p) for p in params if moves(p)]
-        return (
-            len(wanted) == len(self._ids)
-            and self._ids.issuperset(wanted)
-            and preconditioned == self.preconditioned
-        )
+        has_same = len(wanted) == len(self._ids) and self._ids.issuperset(wanted)
+        return has_same and preconditioned == self.preconditioned
 
     @property
     def preconditioned(self) -> bool:
@@ -200,12 +196,8 @@ class Trajectory:
 
     def is_at(self, time: float) -> bool:
         """Returns whether the parameters are at the trajectory's position of a time."""
-        for part in self.parts:
-            there = [torch.empty_like(p) for p in part.params]
-            ops.sbps_place_(there, part.origin, part.directions, time=time)
-            if not all(map(torch.equal, there, part.params)):
-                return False
-        return True
+        there = chain.from_iterable(self._places(time, "params"))
+        return all(map(torch.equal, there, self.params))
 
     def mark(self, time: float, params: Sequence[Tensor]) -> None:
         """Records a sampler's parameters, for :meth:`is_unchanged`."""
@@ -220,19 +212,19 @@ class Trajectory:
         """
         return time == self._marked and _marks(params) == self._marks
 
-    def _origins(self, time: float) -> list[list[Tensor]]:
-        origins = []
+    def _places(self, time: float, like: str = "origin") -> list[list[Tensor]]:
+        """Returns positions of a time, in the dtypes of a part's tensors."""
+        places = []
         for part in self.parts:
-            there = [torch.empty_like(x) for x in part.origin]
+            there = [*map(torch.empty_like, getattr(part, like))]
             ops.sbps_place_(there, part.origin, part.directions, time=time)
-            origins.append(there)
-        return origins
+            places.append(there)
+        return places
 
     def rebased(self) -> Trajectory:
         """Returns a line from the present parameters, with the same velocity."""
-        return Trajectory(
-            [replace(part, origin=part.positions()) for part in self.parts]
-        )
+        parts = [replace(part, origin=part.positions()) for part in self.parts]
+        return Trajectory(parts)
 
     def refreshed(self, time: float, common: dict[str, Any]) -> Trajectory:
         """Returns a line from a time on, with a new velocity on the unit sphere."""
@@ -240,7 +232,7 @@ class Trajectory:
         key["purpose"] = _C.Purpose.REFRESHMENT
         parts = [
             replace(part, origin=origin, velocity=[*map(torch.empty_like, origin)])
-            for part, origin in zip(self.parts, self._origins(time), strict=True)
+            for part, origin in zip(self.parts, self._places(time), strict=True)
         ]
         # Draws the same normals twice: for their length, and divided by it.
         std = 1.0
@@ -274,7 +266,7 @@ class Trajectory:
         gain = 2 * product / gradient * scale
         parts, line_sums = [], []
         for part, origin, part_grads in zip(
-            self.parts, self._origins(time), self._split(grads), strict=True
+            self.parts, self._places(time), self._split(grads), strict=True
         ):
             velocities = [v.clone() for v in part.velocity]
             lists = part.params, part_grads, velocities
@@ -367,9 +359,8 @@ def kept_of(preconditioned: bool, is_given: bool) -> list[str]:
 
 def _is_given(context: StepContext, parts: list[_Part]) -> bool:
     params = [p for part in parts for p in part.params]
-    lacking = [
-        p for p in params if PRECONDITIONER not in given(context.state.get(p, {}))
-    ]
+    state = context.state
+    lacking = [p for p in params if PRECONDITIONER not in given(state.get(p, {}))]
     if lacking and len(lacking) < len(params):
         raise RuntimeError(
             f"{context.name} has no preconditioner for a parameter of shape "
@@ -387,8 +378,7 @@ def _steered(
         return Trajectory(parts, line_sums)
     if not parts[0].square_average:
         for part in parts:
-            directions = torch._foreach_mul(part.preconditioner, part.velocity)
-            part.direction = [*directions]
+            part.direction = [*torch._foreach_mul(part.preconditioner, part.velocity)]
         return Trajectory(parts)
     eps, total, count = common["eps"], 0.0, 0
     for part in parts:
@@ -403,54 +393,15 @@ def _steered(
         if part.prior_precision == 0:
             ops.sbps_precondition_(*lists, **scale)
         else:
-            sums = ops.sbps_precondition_sums_(
-                *lists, part.origin, **scale, **part.mean
+            numbers = {**scale, **part.mean}
+            line_sums.append(
+                ops.sbps_precondition_sums_(*lists, part.origin, **numbers)
             )
-            line_sums.append(sums)
     return Trajectory(parts, line_sums)
 
 
-# A module's dict of parameters, the key in it, and the parameter.
-Slot = tuple[dict[str, Any], str, Tensor]
-
-
-class Slots:
-    """The places of a module's parameters.
-
-    The module is searched once. Later calls only check that it still holds the same
-    parameters and modules under the same names.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self._views: list[Collection[object]] = []
-        self._known: list[object] = []
-        self._lengths: list[int] = []
-        self._slots: list[Slot] = []
-
-    def of(self, ids: Iterable[int]) -> list[Slot]:
-        """Returns all places of the parameters with these ids."""
-        if not self._are_as_known():
-            self._find()
-        ids = set(ids)
-        return [slot for slot in self._slots if id(slot[2]) in ids]
-
-    def _are_as_known(self) -> bool:
-        return (
-            bool(self._views)
-            and list(map(len, self._views)) == self._lengths
-            and all(map(is_, chain.from_iterable(self._views), self._known))
-        )
-
-    def _find(self) -> None:
-        modules = list(self.model.modules())
-        dicts = [d for m in modules for d in (m._modules, m._parameters)]
-        # Views follow their dicts, so they can be compared again.
-        self._views = [view for d in dicts for view in (d.keys(), d.values())]
-        self._lengths = list(map(len, self._views))
-        self._known = list(chain.from_iterable(self._views))
-        held = [(d, *item) for d in dicts[1::2] for item in d.items()]
-        self._slots = [slot for slot in held if slot[2] is not None]
+#: Of the losses and derivatives of an :class:`Observation`.
+rate_of = ops.rate_of
 
 
 class Observation(NamedTuple):
@@ -495,31 +446,6 @@ def observe(
     finally:
         for p in all_params:
             p.grad = None
-
-
-def rate_of(
-    losses: Tensor,
-    derivatives: Tensor,
-    num_data: float,
-    temperature: float,
-    replacement: bool,
-    prior: float,
-) -> tuple[int, float, float]:
-    """Returns moments of n >= 2 examples (csrc/host/moments.h), [n] of any dtype.
-
-    ``prior`` is the prior's part of the derivative.
-    """
-    single = losses.dtype is derivatives.dtype is torch.float32
-    dtype = torch.float32 if single else torch.float64
-    # Not an operator: its call would take longer than the sums.
-    if not (single and losses.is_cpu and losses.is_contiguous()):
-        losses = losses.to("cpu", dtype).contiguous()
-    if not (single and derivatives.is_cpu and derivatives.is_contiguous()):
-        derivatives = derivatives.to("cpu", dtype).contiguous()
-    rows = losses.data_ptr(), derivatives.data_ptr()
-    return _C.rate_of(
-        *rows, losses.shape[0], not single, num_data, temperature, replacement, prior
-    )
 
 
 def _forward(
@@ -573,7 +499,7 @@ def _reverse(
         )
         used = [(g, u) for g, u in zip(grads, along, strict=True) if g is not None]
         if not used:
-            raise RuntimeError(_unrelated(name))
+            raise RuntimeError(f"{name} {_UNRELATED}")
         # The gradient is linear in the weights, and so is its product with a
         # direction, whose coefficients are the derivatives of the examples.
         (derivatives,) = torch.autograd.grad(
@@ -593,11 +519,10 @@ def _without_none(
     ]
 
 
-def _unrelated(name: str) -> str:
-    return (
-        f"{name} got losses from the closure that do not depend on its parameters "
-        "(were they computed under torch.no_grad()?)"
-    )
+_UNRELATED = (
+    "got losses from the closure that do not depend on its parameters (were they "
+    "computed under torch.no_grad()?)"
+)
 
 
 def _check_losses(name: str, losses: object, params: Sequence[Tensor]) -> None:
@@ -607,40 +532,19 @@ def _check_losses(name: str, losses: object, params: Sequence[Tensor]) -> None:
             "losses of the examples, a Tensor of shape [n])"
         )
     if any(p.grad is not None for p in params):
-        raise RuntimeError(
-            f"{name} found gradients after the closure: it must return the losses of "
-            "the examples and not call backward()"
-        )
-    if losses.dim() != 1:
+        text = "found gradients after the closure: it must return the losses of the "
+        text += "examples and not call backward()"
+    elif losses.dim() != 1:
         hint = ": use reduction='none'" if losses.dim() == 0 else ""
-        raise RuntimeError(
-            f"{name} got losses of shape {list(losses.shape)} from the closure (must "
-            f"be the examples' losses, of shape [n]{hint})"
-        )
-    if losses.shape[0] < 2:
-        raise RuntimeError(
-            f"{name} got the loss of {losses.shape[0]} example from the closure (must "
-            "be of 2 at least, to estimate the noise of a minibatch)"
-        )
-    if not losses.requires_grad:
-        raise RuntimeError(_unrelated(name))
-    if not losses.dtype.is_floating_point:
-        raise RuntimeError(
-            f"{name} got complex losses from the closure (must be real numbers)"
-        )
-
-
-def check_model(name: str, model: object, params: Sequence[Tensor]) -> nn.Module | None:
-    """Returns the model if it is None or a module that holds all parameters."""
-    if model is None:
-        return None
-    if not isinstance(model, nn.Module):
-        raise wrong_type("model", model, "a torch.nn.Module or None")
-    known = {id(p) for p in model.parameters()}
-    foreign = sum(id(p) not in known for p in params)
-    if foreign:
-        raise ValueError(
-            f"Invalid model: {foreign} of the {len(params)} parameters of {name} are "
-            "not parameters of it"
-        )
-    return model
+        text = f"got losses of shape {list(losses.shape)} from the closure (must be "
+        text += f"the examples' losses, of shape [n]{hint})"
+    elif losses.shape[0] < 2:
+        text = f"got the loss of {losses.shape[0]} example from the closure (must be "
+        text += "of 2 at least, to estimate the noise of a minibatch)"
+    elif not losses.requires_grad:
+        text = _UNRELATED
+    elif not losses.dtype.is_floating_point:
+        text = "got complex losses from the closure (must be real numbers)"
+    else:
+        return
+    raise RuntimeError(f"{name} {text}")
