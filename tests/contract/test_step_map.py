@@ -42,9 +42,9 @@ print(json.dumps([first, files(), other]))
 
 
 def profile():
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
-    )
+    # -P: the installed package, and not the source folder without compiled parts.
+    command = [sys.executable, "-P", "-c", PROGRAM]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
     return [Counter(files) for files in json.loads(result.stdout)]
 
 
