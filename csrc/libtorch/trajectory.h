@@ -1,6 +1,6 @@
-// A straight line of the bouncy particle: torch_sgmcmc/samplers/_sbps/trajectory.py in
-// C++. A bounce or refreshment makes another trajectory, so that a failed step
-// changes nothing.
+// A straight line of the bouncy particle:
+// torch_sgmcmc/samplers/_sbps/trajectory.py in C++. A bounce or refreshment
+// makes another trajectory, so that a failed step changes nothing.
 #pragma once
 
 #include <ATen/core/Tensor.h>
