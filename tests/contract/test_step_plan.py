@@ -250,7 +250,7 @@ def test_an_update_that_fails_is_not_counted():
 
     with torch.library._scoped_library("aten", "IMPL") as library:
         library.impl("copy_", copy, "CPU")
-        with pytest.raises(RuntimeError, match="no copy"):
+        with pytest.raises(RuntimeError, match=r"no copy|copy_"):
             sampler.step()
     assert sampler.param_groups[0]["step"] == 2
     sampler.step()
