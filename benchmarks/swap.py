@@ -470,7 +470,12 @@ POSTERIORS = {
 }
 CHOSEN |= {
     f"{name}, from prior": replace(CHOSEN[name], begin="prior")
-    for name in ("five chains", "cycles")
+    for name in (
+        "five chains",
+        "cycles",
+        "five chains, no dropout",
+        "cycles, no dropout",
+    )
 }
 METHODS = BASELINES | SCREENED | CHOSEN | POSTERIORS
 
