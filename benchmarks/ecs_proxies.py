@@ -156,10 +156,10 @@ def main() -> None:
         with torch.no_grad(), exchanged(problem.params, moved):
             there[t] = problem.closure(indices)
     rows = {"none": [there[t] for t in times]}
-    terms = TaylorTerms.at_present(
+    terms = TaylorTerms.at_current_params(
         problem.closure, problem.params, indices, LINEAR, mode
     )
-    first = [terms.expand(t * delta)[0] for t in times]
+    first = [terms.values + terms.gradients[0] @ (t * delta) for t in times]
     rows["order 1"] = [there[t] - q for t, q in zip(times, first, strict=True)]
     bend = problem.second_order(indices, delta)
     rows["order 2"] = [

@@ -4,6 +4,8 @@ import torch
 from torch import nn
 
 import torch_sgmcmc as sg
+from torch_sgmcmc.core.ops import ecs_estimate
+from torch_sgmcmc.samplers._ecs.subsample import Estimate
 
 N = 60
 F64 = torch.float64
@@ -71,3 +73,20 @@ def chain(sampler, data, steps):
         sampler.step(data)
         draws.append(torch.cat([p.detach().reshape(-1) for p in data.params]))
     return draws
+
+
+def target_of(sampler, data):
+    """Returns the density that the sampler's next step follows."""
+    return sampler._target(sampler._data(data))
+
+
+def estimate(estimator, differences):
+    """Returns numbers and weights of an estimate from the differences ℓ - q [M]."""
+    none = differences.new_empty(0)
+    without_terms = torch.zeros_like(differences), none.view(0, len(differences), 0)
+    weights, _, numbers = ecs_estimate(
+        *(differences, none, none, *without_terms, None, None),
+        temperature=1.0,
+        **estimator._asdict(),
+    )
+    return Estimate(*numbers.tolist()), weights

@@ -33,8 +33,8 @@ from torch_sgmcmc.run.chain import ChainState
 from torch_sgmcmc.run.collector import Collector
 from torch_sgmcmc.run.compile import compile_steps
 from torch_sgmcmc.run.sample import sample
+from torch_sgmcmc.samplers._ecs.efficiency import ECSEfficiency
 from torch_sgmcmc.samplers._ecs.likelihood import PredictorLogLikelihood, RowCache
-from torch_sgmcmc.samplers._ecs.state import ECSEfficiency
 from torch_sgmcmc.samplers._sbps.segment_stats import TimeAverage
 from torch_sgmcmc.samplers.baoa import BAOA
 from torch_sgmcmc.samplers.ewsg import EWSG

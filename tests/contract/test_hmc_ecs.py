@@ -9,13 +9,15 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from ecs_data import F64, Data, N, chain, make
+from ecs_data import F64, Data, N, chain, estimate, make, target_of
 from short_chains import assert_same
 from stored_files import through_file
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.samplers import hmc_ecs
-from torch_sgmcmc.samplers._ecs import target as parts
+from torch_sgmcmc.samplers._ecs import subsample as parts
+from torch_sgmcmc.samplers._ecs.subsample import SubsampleDraws, layout_of
+from torch_sgmcmc.samplers._ecs.target import place
 from torch_sgmcmc.samplers._ecs.taylor import WHOLE
 
 
@@ -27,8 +29,11 @@ def test_one_block_is_proposed_again(estimator):
     for _ in range(12):
         kept = sampler.state["subsample"]
         before, counts = kept["indices"], list(kept["counts"])
-        layout, step = sampler._layout(), int(sampler.param_groups[0]["step"])
-        draws = parts.SubsampleDraws(layout)
+        layout, step = (
+            layout_of(sampler.param_groups[0]),
+            int(sampler.param_groups[0]["step"]),
+        )
+        draws = SubsampleDraws(layout)
         block, fresh, indices = draws.propose(step)
         begin, end = draws.begin(block), draws.begin(block + 1)
         low, high = (layout["batch_size"] * sum(counts[:i]) for i in (begin, end))
@@ -42,7 +47,7 @@ def test_one_block_is_proposed_again(estimator):
         assert kept["indices"].tolist() == expected
         assert kept["counts"] == [*counts[:begin], *fresh, *counts[end:]]
         # The expansions moved along with their data.
-        again = sampler._expand(data, kept["indices"])
+        again = target_of(sampler, data).expand(kept["indices"])
         for ours, theirs in zip(kept["terms"], again.fields(), strict=True):
             assert (ours is None) == (theirs is None)
             if ours is not None:
@@ -72,8 +77,8 @@ def test_gradients_are_derivatives():
         data = Data("tanh")
         sampler = make(data, **settings)
         sampler.step(data)
-        target = sampler._target(data)
-        subsample = sampler._subsample(data)
+        target = target_of(sampler, data)
+        subsample = sampler._subsample(target)
         theta = torch.tensor([0.5, -0.4, 0.3, 0.6], dtype=F64)
         gradient = target.at(subsample, theta).gradient
         for i in range(4):
@@ -89,11 +94,11 @@ def test_a_subsample_of_everything_is_hmc():
     data = Data()
     sampler = make(data, subsample_size=N, temperature=1.7)
     sampler.set_anchor(data, progress=False)
-    target = sampler._target(data)
+    target = target_of(sampler, data)
     everything = torch.arange(N)
-    subsample = sampler._subsample(data)
+    subsample = sampler._subsample(target)
     subsample.indices = everything
-    subsample.terms = sampler._expand(data, everything)
+    subsample.terms = target.expand(everything)
     theta = torch.tensor([0.5, -0.4, 0.3, 0.6], dtype=F64)
     point = target.at(subsample, theta)
     whole = (data(everything).sum() - 0.5 * (theta @ theta)) / 1.7
@@ -108,19 +113,47 @@ def test_operators_equal_tensor_code(kind, estimator, order):
     data = Data(kind)
     sampler = make(data, estimator=estimator, taylor_order=order, temperature=1.7)
     sampler.set_anchor(data, progress=False)
-    target, subsample = sampler._target(data), sampler._subsample(data)
-    theta = parts.place(data.params, torch.tensor([0.5, -0.4, 0.3, 0.6], dtype=F64))
-    ours, theirs = (
-        way(subsample, theta, *target._evaluate(subsample))
-        for way in (target._fused, target._composed)
+    target = target_of(sampler, data)
+    subsample, prior = sampler._subsample(target), target.prior
+    theta = place(data.params, torch.tensor([0.5, -0.4, 0.3, 0.6], dtype=F64))
+    point, delta = target.at(subsample, theta), theta - target.anchor.theta
+    delta.requires_grad_()
+    ell = data(subsample.indices)
+    expansions, total = (
+        expand(subsample.terms, delta),
+        expand_sum(target.anchor.sums, delta),
     )
-    for point in (ours, theirs):
-        assert point.finite
-    torch.testing.assert_close(ours.gradient, theirs.gradient)
-    for name in ("log", "variance", "mean", "sign"):
-        one, other = (getattr(p.estimate, name) for p in (ours, theirs))
-        assert math.isclose(one, other, rel_tol=1e-9)
-    assert math.isclose(ours.log, theirs.log, rel_tol=1e-12)
+    differences = (ell.detach() - expansions.detach()) / 1.7
+    found, weights = estimate(target.estimator, differences)
+    gradient = torch.cat(
+        [g.flatten() for g in torch.autograd.grad(ell, data.params, weights)]
+    )
+    (of_sums,) = torch.autograd.grad(total - weights @ expansions, delta)
+    of_prior = prior.precision * (theta - prior.mean)
+    gradient = gradient + of_sums - of_prior
+    log = found.log + (total.detach() - prior.energy(theta)) / 1.7
+    assert point.finite
+    torch.testing.assert_close(point.gradient, gradient / 1.7)
+    assert list(point.estimate) == pytest.approx(list(found), rel=1e-9)
+    assert math.isclose(point.log, float(log), rel_tol=1e-12)
+
+
+def expand(terms, delta):
+    """The expansions at θ* + δ, by torch."""
+    values, gradients = terms.values, terms.gradients
+    if len(gradients) == 0:
+        return values + 0 * delta.sum()
+    values = values + gradients[0] @ delta
+    if terms.scales is not None:
+        values = values + terms.scales * (gradients[1] @ delta) ** 2 / 2
+    if terms.hessians is not None:
+        values = values + (terms.hessians @ delta) @ delta / 2
+    return values
+
+
+def expand_sum(sums, delta):
+    total = sums.value + sums.gradient @ delta
+    return total if sums.hessian is None else total + delta @ sums.hessian @ delta / 2
 
 
 def test_divergences_are_rejected_and_counted():
@@ -260,12 +293,12 @@ def test_what_is_changed_between_steps_counts():
         chain(sampler, data, 3)
         sampler.param_groups[0]["prior_precision"] = 50.0
         if forget:
-            sampler._present = None
+            sampler._last = None
         chain(sampler, data, 1)
         with torch.no_grad():
             data.weight.add_(0.1)
         if forget:
-            sampler._present = None
+            sampler._last = None
         results.append(chain(sampler, data, 2)[-1])
     assert torch.equal(*results)
 
@@ -277,9 +310,10 @@ def test_param_groups_and_priors():
         {"params": [data.bias], "prior_precision": 5.0, "prior_mean": -1.0},
     ]
     sampler = sg.HMCECS(groups, num_data=N, subsample_size=8, num_blocks=8, seed=0)
-    assert sampler._prior().precision.tolist() == [2.0, 2.0, 2.0, 5.0]
-    assert sampler._prior().mean.tolist() == [0.0, 0.0, 0.0, -1.0]
     sampler.step(data)
+    prior = target_of(sampler, data).prior
+    assert prior.precision.tolist() == [2.0, 2.0, 2.0, 5.0]
+    assert prior.mean.tolist() == [0.0, 0.0, 0.0, -1.0]
     with pytest.raises(ValueError, match="'num_accepted' is managed by HMCECS"):
         sampler.add_param_group({"params": [torch.zeros(1)], "num_accepted": 0})
     extra = torch.zeros(2, dtype=F64, requires_grad=True)

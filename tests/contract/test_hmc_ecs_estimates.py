@@ -7,11 +7,12 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 import torch
-from ecs_data import F64, Data, N, make
+from ecs_data import F64, Data, N, estimate, make
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.core.ops import ecs_estimate
-from torch_sgmcmc.samplers._ecs.target import Estimator, SubsampleDraws, estimate
+from torch_sgmcmc.samplers._ecs.subsample import SubsampleDraws
+from torch_sgmcmc.samplers._ecs.target import Estimator
 from torch_sgmcmc.samplers._ecs.taylor import whitening
 
 

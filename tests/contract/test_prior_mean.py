@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from ecs_data import Data
+from ecs_data import Data, target_of
 from every_sampler import THREE, Chain, bits
 from stored_files import through_file
 from torch import nn
@@ -457,8 +457,8 @@ def test_ecs_sees_a_mean_that_was_written_to():
         sampler.step(data)
         if written:
             sampler.state[data.params[0]]["prior_mean"].add_(5.0)
-        target = sampler._target(data)
-        fresh = target.at(sampler._subsample(data), sampler._present.theta)
-        assert sampler._start(target).log == pytest.approx(fresh.log, rel=1e-12)
-        ends.append(fresh.log)
+        target = target_of(sampler, data)
+        former, present = sampler._last
+        assert target.has_density_of(former) == (not written)
+        ends.append(target.at(sampler._subsample(target), present.theta).log)
     assert ends[0] - ends[1] > 5

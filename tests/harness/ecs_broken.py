@@ -14,13 +14,15 @@ from torch import Tensor
 import torch_sgmcmc as sg
 from harness.ecs import Experiment, Observed, State
 from torch_sgmcmc.samplers._ecs import target as parts
+from torch_sgmcmc.samplers._ecs.subsample import Subsample, layout_of
 from torch_sgmcmc.samplers._ecs.target import (
+    _OF_SUBSAMPLE,
     Estimator,
     Point,
-    Subsample,
     SubsampledTarget,
+    Sweep,
 )
-from torch_sgmcmc.samplers.hmc_ecs import _OF_SUBSAMPLE
+from torch_sgmcmc.samplers._ecs.taylor import Prior
 
 
 def run_sampler(
@@ -83,9 +85,10 @@ def _put(
         used = zip(u, state.counts, strict=True)
         u = np.concatenate([cell[:number] for cell, number in used])
     indices = torch.from_numpy(u.reshape(-1).copy())
-    terms = sampler._expand(closure, indices)
+    terms = sampler._target(sampler._data(closure)).expand(indices)
     kept = Subsample(state.counts.tolist(), indices, terms)
-    sampler.state["subsample"] = kept.save(sampler._layout())
+    layout = layout_of(sampler.param_groups[0])
+    sampler.state["subsample"] = kept.save(layout)
     with torch.no_grad():
         p.fill_(float(state.theta))
 
@@ -132,13 +135,14 @@ def _target(change: Callable[[Any, SubsampledTarget], SubsampledTarget]) -> Any:
 
 def _with_a_gradient(sampler: Any, target: SubsampledTarget) -> SubsampledTarget:
     everything = torch.arange(sampler.param_groups[0]["num_data"])
-    (p,) = target.params
+    (p,) = target.data.params
     present = p.detach().clone()
-    parts.place([p], target.anchor)
+    parts.place([p], target.anchor.theta)
     with torch.enable_grad():
-        (gradient,) = torch.autograd.grad(target.closure(everything).sum(), p)
+        (gradient,) = torch.autograd.grad(target.data.closure(everything).sum(), p)
     parts.place([p], present)
-    return replace(target, sums=replace(target.sums, gradient=gradient))
+    sums = replace(target.anchor.sums, gradient=gradient)
+    return replace(target, anchor=replace(target.anchor, sums=sums))
 
 
 class _Along:
@@ -153,76 +157,91 @@ class _Along:
         return getattr(self.target, name)
 
 
-def _fresh(*, forces_alone: bool) -> Any:
-    right, number = HMCECS._trajectory, count(2**20)
+def _along(change: Callable[[Any, Sweep, Point, Any], Any]) -> Any:
+    """Replaces the trajectory's part of a step."""
+    right = Sweep.update_parameters
+    return mock.patch.object(
+        Sweep,
+        "update_parameters",
+        lambda self, present, *sizes: change(right, self, present, sizes),
+    )
 
-    def wrong(self: Any, target: Any, present: Point, most: Any) -> Any:
+
+def _fresh(*, forces_alone: bool) -> Any:
+    number = count(2**20)
+
+    def wrong(right: Any, sweep: Sweep, present: Point, sizes: Any) -> Any:
+        target, counts = sweep.target, present.subsample.counts
+        estimator = target.estimator
+        layout = {
+            "num_data": target.data.num_data,
+            "num_cells": len(counts),
+            "num_blocks": len(counts),
+            "batch_size": estimator.batch_size,
+            "poisson": estimator.num_factors > 0,
+            "seed": target.data.seed,
+        }
+
         def at(subsample: Subsample, theta: Tensor) -> Point:
-            other = Subsample.draw(
-                self._layout(),
-                next(number),
-                lambda indices: self._expand(target.closure, indices),
-                theta.device,
-            )
-            there = target.at(other, theta)
+            drawn = layout, next(number), target.expand, theta.device
+            there = target.at(Subsample.draw(*drawn), theta)
             if not forces_alone:
                 return there
             return replace(target.at(subsample, theta), gradient=there.gradient)
 
-        return right(self, _Along(target, at), present, most)
+        along: Any = _Along(target, at)
+        return right(replace(sweep, target=along), present, *sizes)
 
-    return mock.patch.object(HMCECS, "_trajectory", wrong)
+    return _along(wrong)
 
 
 def _energy_of_all_data() -> Any:
-    right = HMCECS._trajectory
+    def wrong(right: Any, sweep: Sweep, present: Point, sizes: Any) -> Any:
+        target = sweep.target
 
-    def wrong(self: Any, target: Any, present: Point, most: Any) -> Any:
         def exact(point: Point) -> Point:
-            parts.place(target.params, point.theta)
-            everything = torch.arange(self.param_groups[0]["num_data"])
-            log = float(target.closure(everything).sum())
+            parts.place(target.data.params, point.theta)
+            everything = torch.arange(target.data.num_data)
+            log = float(target.data.closure(everything).sum())
             return replace(point, log=log - float(target.prior.energy(point.theta)))
 
         def at(subsample: Subsample, theta: Tensor) -> Point:
             return exact(target.at(subsample, theta))
 
-        along = _Along(target, at)
-        point, ratio, moved = right(self, along, exact(present), most)
+        along: Any = _Along(target, at)
+        wronged = right(replace(sweep, target=along), exact(present), *sizes)
+        point, ratio, moved = wronged
         return target.at(point.subsample, point.theta), ratio, moved
 
-    return mock.patch.object(HMCECS, "_trajectory", wrong)
+    return _along(wrong)
 
 
 def _u_always_accepted() -> Any:
-    right = HMCECS._decide
+    right = Sweep._decide
 
     def wrong(self: Any, log_ratio: float, test: int) -> bool:
         return test == _OF_SUBSAMPLE or right(self, log_ratio, test)
 
-    return mock.patch.object(HMCECS, "_decide", wrong)
+    return mock.patch.object(Sweep, "_decide", wrong)
 
 
 def _bound_without_factors() -> Any:
-    right = HMCECS._estimator
-
-    def wrong(self: Any) -> Any:
-        estimator = right(self)
+    def change(_: Any, target: SubsampledTarget) -> SubsampledTarget:
+        estimator = target.estimator
         bound = estimator.lower_bound + estimator.num_factors
         sizes = estimator.batch_size, estimator.num_factors
-        return Estimator(estimator.num_data, *sizes, bound)
+        wrong = Estimator(estimator.num_data, *sizes, bound)
+        return replace(target, estimator=wrong)
 
-    return mock.patch.object(HMCECS, "_estimator", wrong)
+    return _target(change)
 
 
 def _no_prior() -> Any:
-    right = HMCECS._prior
+    def change(_: Any, target: SubsampledTarget) -> SubsampledTarget:
+        none = torch.zeros_like(target.prior.precision)
+        return replace(target, prior=Prior(none, target.prior.mean))
 
-    def wrong(self: Any) -> Any:
-        prior = right(self)
-        return replace(prior, precision=torch.zeros_like(prior.precision))
-
-    return mock.patch.object(HMCECS, "_prior", wrong)
+    return _target(change)
 
 
 # What either estimator does by the same code is broken in one of them.

@@ -17,6 +17,7 @@ from scipy import stats
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.samplers import hmc_dynamics
+from torch_sgmcmc.samplers._ecs.target import Estimator
 from torch_sgmcmc.samplers._ecs.taylor import Anchor, Prior
 
 # Warm-ups choose few factors here.
@@ -72,25 +73,16 @@ def check_draws(heights):
 
 def without_bound():
     """The likelihood is 0 beyond a."""
-    right = sg.HMCECS._estimator
+    right = Estimator.is_out_of_bounds
 
-    class Unbounded:
-        def __init__(self, estimator):
-            self.estimator = estimator
+    def unbounded(self, variance, mean, **more):
+        return right(self, variance, math.inf, **more)
 
-        def __getattr__(self, name):
-            return getattr(self.estimator, name)
-
-        def has_unreliable_sign(self, mean):
-            return False
-
-        def is_out_of_bounds(self, variance, mean, **more):
-            return self.estimator.is_out_of_bounds(variance, math.inf, **more)
-
-    def unbounded(self):
-        return Unbounded(right(self))
-
-    return mock.patch.object(sg.HMCECS, "_estimator", unbounded)
+    return mock.patch.multiple(
+        Estimator,
+        has_unreliable_sign=lambda self, mean: False,
+        is_out_of_bounds=unbounded,
+    )
 
 
 SIGNED = {"estimator": "signed", "subsample_size": 10, "taylor_order": 1}
@@ -164,8 +156,10 @@ def test_how_far_draws_may_fall(temperature):
     mean = torch.full((d,), 0.2, dtype=torch.float64)
     about = Prior(torch.full((d,), prior, dtype=torch.float64), mean)
 
+    anchor = Anchor.load(regression.sampler.state["control_variates"])
+
     def check_near(value, theta):
-        regression.sampler._anchor.check_near(value, theta, about, temperature)
+        anchor.check_near(value, theta, about, temperature)
 
     highest = d + (2 * d * 20) ** 0.5 + 20
     for factor, within in ((0.99, True), (1.01, False), (-1000.0, True)):

@@ -100,48 +100,23 @@ def test_sums_over_all_data(name):
     torch.testing.assert_close(sums.hessian, h, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("count", [1, 3, 7])
-@pytest.mark.parametrize("name", MODELS)
-def test_terms_of_the_form_that_is_found(name, count):
-    fitted = Fitted(MODELS[name])
-    sums = fitted.found()
-    terms = TaylorTerms.at_current_params(
-        fitted, fitted.params, torch.arange(count), sums.form, fitted.probes[0]
-    )
-    for i in range(count):
-        v, g, h = fitted.derivatives(i)
-        torch.testing.assert_close(terms.values[i], v)
-        torch.testing.assert_close(terms.gradients[0, i], g, rtol=1e-10, atol=1e-12)
-        if terms.hessians is not None:
-            found = terms.hessians[i]
-        else:
-            assert terms.scales is not None
-            found = terms.scales[i] * torch.outer(
-                terms.gradients[1, i], terms.gradients[1, i]
-            )
-        torch.testing.assert_close(found, h, rtol=1e-9, atol=1e-11)
-
-
 @pytest.mark.parametrize("form", [CONSTANT, LINEAR, WHOLE])
 @pytest.mark.parametrize("name", MODELS)
-def test_expansions_around_the_anchor(name, form):
-    """And their weighted gradients at θ; the order of the data is free."""
+def test_terms(name, form):
+    """The order of the data is free."""
     fitted, indices = Fitted(MODELS[name]), [5, 0, 5, 11, 7]
     terms = TaylorTerms.at_current_params(
         fitted, fitted.params, torch.tensor(indices), form, fitted.probes[0]
     )
     one_by_one = [fitted.derivatives(i) for i in indices]
     v, g, h = (torch.stack(part) for part in zip(*one_by_one, strict=True))
-    g, h = g * (form != CONSTANT), h * (form == WHOLE)
-    delta = fitted.probes[1]
-    values, hessian_terms = terms.expand(delta)
-    expected = v + g @ delta + 0.5 * (h @ delta) @ delta
-    torch.testing.assert_close(values, expected, rtol=1e-11, atol=1e-13)
-    weights = torch.tensor([0.5, -2.0, 1.0, 3.0, 0.1], dtype=F64)
-    gradient = weights @ (g + h @ delta)
-    torch.testing.assert_close(
-        terms.gradient(weights, hessian_terms), gradient, rtol=1e-11, atol=1e-13
-    )
+    torch.testing.assert_close(terms.values, v)
+    assert len(terms.gradients) == (form != CONSTANT)
+    if form != CONSTANT:
+        torch.testing.assert_close(terms.gradients[0], g, rtol=1e-10, atol=1e-12)
+    assert (terms.hessians is not None) == (form == WHOLE)
+    if form == WHOLE:
+        torch.testing.assert_close(terms.hessians, h, rtol=1e-9, atol=1e-11)
 
 
 def test_first_order_in_many_parameters(monkeypatch):

@@ -10,7 +10,7 @@ import torch
 from ecs_data import Data, make
 
 from torch_sgmcmc.core import ops as ops
-from torch_sgmcmc.samplers._ecs import target
+from torch_sgmcmc.samplers._ecs import subsample, target
 from torch_sgmcmc.samplers._ecs.taylor import Anchor, Prior, TaylorSums
 
 F64 = torch.float64
@@ -261,7 +261,7 @@ def test_other_wrong_numbers():
 )
 def test_what_a_warm_up_does_when(steps, every, anchors, sizing):
     """θ* not so late that less than half as many steps are left."""
-    last_anchor, chosen = target.schedule(steps, every)
+    last_anchor, chosen = subsample.schedule(steps, every)
     assert [i for i in range(1, last_anchor + 1) if i % every == 0] == anchors
     assert chosen == sizing
 
@@ -273,7 +273,7 @@ def group(**settings):
 
 def estimates(variances, means=(0.0, 0.0), lowest=(0.0, 0.0)):
     rows = zip(variances, means, lowest, strict=False)
-    return [target.Estimate(0.0, v, mean, 1.0, low) for v, mean, low in rows]
+    return [subsample.Estimate(0.0, v, mean, 1.0, low) for v, mean, low in rows]
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def estimates(variances, means=(0.0, 0.0), lowest=(0.0, 0.0)):
 )
 def test_the_size_of_perturbed_subsamples(variances, size, num_data, chosen):
     settings = group(estimator="perturbed", subsample_size=size, num_data=num_data)
-    found = target.choose_sizes(estimates(variances), 0.5, settings)
+    found = subsample.choose_sizes(estimates(variances), 0.5, settings)
     assert found == {"subsample_size": chosen}
 
 
@@ -302,18 +302,18 @@ def kept_by_signs(spread, factors):
 
 def test_factors_keep_the_signs_positive():
     # A large variance: that of the log decides. A small one: the signs do.
-    assert target.choose_num_factors(400.0, 0.5) == 800
+    assert subsample.choose_num_factors(400.0, 0.5) == 800
     for spread in (0.5, 4.0, 60.0):
-        chosen = target.choose_num_factors(spread, 1e9)
+        chosen = subsample.choose_num_factors(spread, 1e9)
         assert kept_by_signs(spread, chosen) >= 0.98
         assert chosen > 1
         assert kept_by_signs(spread, chosen - 1 - chosen // 10) < 0.98
-    assert target.choose_num_factors(0.0, 0.5) == 1
+    assert subsample.choose_num_factors(0.0, 0.5) == 1
     # A warm-up chooses as many as detect a divergence, if it chooses.
-    seen = [target.Estimate(log=0.0, variance=1e-9, mean=0.0, sign=1.0, lowest=0.0)]
+    seen = [subsample.Estimate(log=0.0, variance=1e-9, mean=0.0, sign=1.0, lowest=0.0)]
     given = {"estimator": "signed", "num_factors": 3}
     for wanted, factors in ((0.5, 10), (math.inf, 10), (None, 3)):
-        assert target.choose_sizes(seen, wanted, given)["num_factors"] == factors
+        assert subsample.choose_sizes(seen, wanted, given)["num_factors"] == factors
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,9 @@ def test_factors_keep_the_signs_positive():
 )
 def test_factors_for_the_least_time(variances, means, lowest, chosen):
     settings = group(num_factors=50)
-    found = target.choose_sizes(estimates(variances, means, lowest), math.inf, settings)
+    found = subsample.choose_sizes(
+        estimates(variances, means, lowest), math.inf, settings
+    )
     mean = sum(means) / len(means)
     assert found == {"mean_difference": mean, "num_factors": chosen}
 
@@ -337,7 +339,7 @@ def test_a_tenth_of_the_evaluations_are_for_all_data():
     due = []
     for i in range(100):
         sampler._set(num_trajectories=i)
-        if sampler._is_check_due():
+        if subsample.is_check_due(sampler.param_groups[0]):
             due.append(i)
     assert due == [19, 38, 57, 76, 95]
 

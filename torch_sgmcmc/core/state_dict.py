@@ -231,6 +231,29 @@ def check_tensor(
         )
 
 
+def check_double(
+    what: str, value: object, shape: Sequence[int], wanted: bool = True
+) -> None:
+    """Raises unless value is a float64 tensor of this shape, or None if not wanted."""
+    if wanted:
+        check_tensor(what, value, shape, torch.float64)
+    elif value is not None:
+        raise ValueError(
+            f"Invalid state_dict: {what} is a {type(value).__name__} (must be None)"
+        )
+
+
+def check_keys_of(what: str, kept: object, keys: Collection[str]) -> None:
+    """Raises unless a part of a state dict is a dict with these keys."""
+    if not isinstance(kept, dict):
+        raise ValueError(
+            f"Invalid state_dict: {what} is a {type(kept).__name__} (must be a dict)"
+        )
+    missing = sorted(set(keys).difference(kept))
+    if missing:
+        raise ValueError(f"Invalid state_dict: its {what} lacks {', '.join(missing)}")
+
+
 def _check_state(
     name: str,
     expected: Expected,

@@ -15,30 +15,39 @@ from torch_sgmcmc.core import finite_check
 from torch_sgmcmc.core.context import context_of, nonfinite_policy
 from torch_sgmcmc.core.distributed import refuse_several_ranks
 from torch_sgmcmc.core.hyperparams import check_integer, check_real
-from torch_sgmcmc.core.ops import hmc_momenta_, metropolis_decide, sum_of_squares
-from torch_sgmcmc.core.parameters import by_lightning, refuse_scaler
+from torch_sgmcmc.core.parameters import check_sizes, refuse_scaler
+from torch_sgmcmc.core.sampler import SharedSettings
 from torch_sgmcmc.core.spec import SamplerSpec, Takes, Traits
 from torch_sgmcmc.core.state_dict import check_count, check_part
 from torch_sgmcmc.core.utils import progress_bar
-from torch_sgmcmc.samplers import hmc_dynamics
-from torch_sgmcmc.samplers._ecs.likelihood import Closure, flat
-from torch_sgmcmc.samplers._ecs.state import KEYS, HMCECSBase
-from torch_sgmcmc.samplers._ecs.target import (
+from torch_sgmcmc.samplers._ecs.likelihood import Closure, position, refuse_lightning
+from torch_sgmcmc.samplers._ecs.subsample import (
     Estimate,
-    Point,
-    SubsampledTarget,
+    Proposals,
+    Subsample,
+    check_saved,
     choose_sizes,
-    follow,
+    is_check_due,
+    layout_of,
+    on_host,
     schedule,
 )
+from torch_sgmcmc.samplers._ecs.target import Point, SubsampledTarget, Sweep
+from torch_sgmcmc.samplers._ecs.taylor import AllData, Anchor, Prior
+from torch_sgmcmc.samplers.hmc_dynamics import (
+    MOST_WARMUP_STEPS,
+    DualAveraging,
+    leapfrog_steps,
+    mean_acceptance,
+)
+
+# Keys of state that no single parameter owns.
+_KEYS = ("control_variates", "subsample")
 
 _COUNTERS = (
     *("num_trajectories", "num_accepted", "num_divergences"),
     "num_subsamples_accepted",
 )
-
-# A step's two Metropolis tests.
-_OF_TRAJECTORY, _OF_SUBSAMPLE = 0, 1
 
 _NO_CLOSURE = """\
 HMCECS.step() needs a closure, which is called several times a step:
@@ -49,7 +58,7 @@ HMCECS.step() needs a closure, which is called several times a step:
     sampler.step(closure)"""
 
 
-class HMCECS(HMCECSBase):
+class HMCECS(SharedSettings):
     r"""HMC with energy conserving subsampling, perturbed or signed.
 
     The likelihood is estimated from a subsample u of the data. A whole trajectory and
@@ -164,7 +173,7 @@ class HMCECS(HMCECSBase):
     _SPEC = SamplerSpec(
         "HMCECS",
         state={"prior_mean": Tensor},
-        common_state=KEYS,
+        common_state=_KEYS,
         needs_closure=True,
         why_equal="there is one trajectory for all",
         progress={
@@ -180,6 +189,13 @@ class HMCECS(HMCECSBase):
             takes=Takes.SUBSAMPLES, instead="see acceptance_rate", accepts=True
         ),
     )
+
+    # Computed from the state and not saved: the last step's target and end, and the
+    # proposals for the next steps.
+    _last: tuple[SubsampledTarget, Point] | None = None
+    _proposals: Proposals | None = None
+    # True from a warm-up's first step until its end.
+    _is_warming_up: bool = False
 
     def __init__(
         self,
@@ -207,6 +223,44 @@ class HMCECS(HMCECSBase):
         if step_size is None:
             step_size = trajectory_length / 6
         super().__init__(**self._SPEC.arguments(locals()))
+
+    @property
+    def sign(self) -> int:
+        """The sign of the likelihood's estimate at the last draw: 1 or -1."""
+        return self.param_groups[0]["sign"]
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The fraction of trajectories accepted since the warm-up."""
+        group = self.param_groups[0]
+        return _C.ratio(group["num_accepted"], group["num_trajectories"])
+
+    @property
+    def subsample_acceptance_rate(self) -> float:
+        """The fraction of proposals for u accepted since the warm-up."""
+        group = self.param_groups[0]
+        return _C.ratio(group["num_subsamples_accepted"], group["num_trajectories"])
+
+    @property
+    def num_divergences(self) -> int:
+        """The number of trajectories since the warm-up that ended out of bounds.
+
+        Their energy was not finite, or the estimator's variance above ``max_variance``.
+        """
+        return self.param_groups[0]["num_divergences"]
+
+    @property
+    def num_evaluations(self) -> int:
+        """The number of evaluations of single data's log-likelihoods and gradients.
+
+        Includes warm-up and control variates: N for each choice of θ*.
+        """
+        return self.param_groups[0]["num_evaluations"]
+
+    @property
+    def estimator_variance(self) -> float:
+        """The estimated variance of the log of the last draw's estimate; NaN before."""
+        return math.nan if self._last is None else self._last[1].estimate.variance
 
     def _check_ranks(self) -> None:
         super()._check_ranks()
@@ -243,11 +297,8 @@ class HMCECS(HMCECSBase):
             TypeError: there is no closure, or it returns no tensor.
             RuntimeError: a log-likelihood or a derivative is not finite.
         """
-        refuse_scaler(self)
-        if closure is None:
-            raise TypeError(_NO_CLOSURE)
-        self._check_groups()
-        self._anchor_at(closure, flat(self._all_params()).double(), progress)
+        data = self._data(closure)
+        self._choose_anchor(data, position(data.params), progress)
         self._is_warming_up = False
 
     # Its closure takes indices.
@@ -272,10 +323,10 @@ class HMCECS(HMCECSBase):
         except finite_check.SkipStep:
             finite_check.count_skipped_step(context_of(self))
             return torch.tensor(math.nan, dtype=torch.float64)
-        assert self._present is not None
-        group, present = self.param_groups[0], self._present
-        prior = self._prior().energy(present.theta)
-        return -(prior + present.log * group["temperature"]) / group["num_data"]
+        assert self._last is not None
+        target, point = self._last
+        log = target.prior.energy(point.theta) + point.log * target.temperature
+        return -log / target.data.num_data
 
     def warmup(
         self,
@@ -318,170 +369,185 @@ class HMCECS(HMCECSBase):
         signed = self.param_groups[0]["estimator"] == "signed"
         if target_variance is not None and not (signed and target_variance == math.inf):
             check_real("target_variance", target_variance, low_open=True)
-        check_integer("steps", steps, low=1)
-        check_integer("anchor_every", anchor_every, low=1)
-        last_anchor, sizing = schedule(steps, anchor_every)
-        if target_variance is not None and sizing == last_anchor:
-            raise ValueError(
-                f"Invalid steps: {steps} (with target_variance, 2 or more must follow "
-                f"the last choice of θ*, which anchor_every = {anchor_every} makes "
-                f"after {last_anchor})"
-            )
+        last_anchor, sizing = schedule(steps, anchor_every, target_variance)
         self.set_anchor(closure, progress=progress)
         self._is_warming_up = True
         step_size = self.param_groups[0]["step_size"]
-        adaptation = hmc_dynamics.DualAveraging(step_size, target_acceptance)
+        adaptation = DualAveraging(step_size, target_acceptance)
         draws: list[tuple[Tensor, Estimate]] = []
         for done in progress_bar(range(1, steps + 1), "warm-up", progress):
             try:
-                log_ratio = self._sweep(closure, hmc_dynamics.MOST_WARMUP_STEPS)
+                log_ratio = self._sweep(closure, MOST_WARMUP_STEPS)
             except finite_check.SkipStep as skipped:  # a warm-up needs all of its steps
                 raise RuntimeError(*skipped.args) from None
-            adaptation.update(hmc_dynamics.mean_acceptance([log_ratio]))
+            adaptation.update(mean_acceptance([log_ratio]))
             self._set(step_size=adaptation.step_size)
-            assert self._present is not None
-            draws.append((self._present.theta, self._present.estimate))
+            assert self._last is not None
+            _, point = self._last
+            draws.append((point.theta, point.estimate))
             late = draws[len(draws) // 2 :]
             if done == sizing:
                 group = self.param_groups[0]
                 self._set(**choose_sizes([e for _, e in late], target_variance, group))
-                self._present = None
+                self._last = None
             if done <= last_anchor and done % anchor_every == 0:
                 theta = torch.stack([theta for theta, _ in late]).mean(0)
-                self._anchor_at(closure, theta, progress, moved=True)
+                data = self._data(closure)
+                self._choose_anchor(data, theta, progress, moved=True)
                 self._set(step_size=adaptation.averaged)
-                adaptation = hmc_dynamics.DualAveraging(
-                    adaptation.averaged, target_acceptance
-                )
+                adaptation = DualAveraging(adaptation.averaged, target_acceptance)
                 draws = []
-        self._check_place(closure, progress)
-        self._set(step_size=adaptation.averaged, **dict.fromkeys(_COUNTERS, 0))
+        with torch.no_grad():
+            target = self._target(self._data(closure))
+            target.check_place(progress)
+        self._set(
+            step_size=adaptation.averaged,
+            num_evaluations=self.num_evaluations + target.data.evaluations,
+            **dict.fromkeys(_COUNTERS, 0),
+        )
         self._is_warming_up = False
 
     @torch.no_grad()
     def _sweep(self, closure: Closure | None, most_steps: int | None = None) -> float:
         """Makes a step; returns the log Metropolis ratio of the trajectory."""
-        refuse_scaler(self)
-        if closure is None:
-            raise TypeError(_NO_CLOSURE)
-        if by_lightning(closure):
-            raise TypeError(
-                "HMCECS calls its closure with the indices of data, which Lightning "
-                "does not pass on: set self.automatic_optimization = False, and in "
-                "training_step call self.optimizers(use_pl_optimizer=False)"
-                ".step(closure)"
-            )
-        self._check_groups()
+        data, group = self._data(closure), self.param_groups[0]
         kept = self.state.get("control_variates")
-        if kept is None or kept["num_data"] != self.param_groups[0]["num_data"]:
-            self._anchor_at(closure, flat(self._all_params()).double(), progress=False)
-        target = self._target(closure)
-        start, moved = [p.detach().clone() for p in self._all_params()], False
+        if kept is None or kept["num_data"] != group["num_data"]:
+            self._choose_anchor(data, position(data.params), progress=False)
+        context, target, last = context_of(self), self._target(data), None
+        if self._last is not None and target.has_density_of(self._last[0]):
+            last = self._last[1]
+        sweep = Sweep(target, context.noise(), nonfinite_policy(context))
+        sizes = group["trajectory_length"], group["step_size"]
+        num_steps = leapfrog_steps(None, *sizes, most_steps)
+        start, moved = [p.detach().clone() for p in data.params], False
         try:
-            present = self._start(target)
-            if most_steps is None and self._is_check_due():
-                self._check_place(closure, progress=False)
-            present, renewed = self._update_subsample(target, present)
-            present, log_ratio, moved = self._trajectory(target, present, most_steps)
+            present = sweep.begin(last, self._subsample(target))
+            if most_steps is None and is_check_due(group):
+                target.check_place(progress=False)
+            present, renewed = sweep.update_subsample(
+                present, self._proposed(target, present.subsample)
+            )
+            present, log_ratio, moved = sweep.update_parameters(
+                present, group["step_size"], num_steps
+            )
         finally:
             if not moved:
-                for p, before in zip(self._all_params(), start, strict=True):
+                for p, before in zip(data.params, start, strict=True):
                     p.copy_(before)
-        self._present, self._present_key = present, self._target_key()
-        self.state["subsample"] = present.subsample.save(self._layout())
-        group = self.param_groups[0]
+        self._last = target, present
+        self.state["subsample"] = present.subsample.save(layout_of(group))
         self._rng.count()
         self._set(
             num_trajectories=group["num_trajectories"] + 1,
             num_accepted=group["num_accepted"] + moved,
             num_divergences=group["num_divergences"] + (not math.isfinite(log_ratio)),
             num_subsamples_accepted=group["num_subsamples_accepted"] + renewed,
-            num_evaluations=group["num_evaluations"] + target.evaluations,
+            num_evaluations=group["num_evaluations"] + data.evaluations,
             sign=int(present.estimate.sign),
         )
         return log_ratio
 
-    def _start(self, target: SubsampledTarget) -> Point:
-        """Returns the last step's end, or the point where the parameters are now."""
-        subsample = self._subsample(target.closure)
-        theta = flat(target.params).double()
-        last = self._present
-        if (
-            last is None
-            or self._present_key != self._target_key()
-            or last.subsample.indices is not subsample.indices
-            or not torch.equal(last.theta, theta)
-        ):
-            last = target.at(subsample, theta)
-        if not math.isfinite(last.log):
-            raise finite_check.nonfinite_error(
-                nonfinite_policy(context_of(self)),
-                "HMCECS got log-likelihoods or parameters that are not finite at the "
-                "start of a step",
-            )
-        if target.estimator.has_unreliable_sign(last.estimate.mean):
-            raise RuntimeError(
-                "HMCECS's estimate of the sum of all d at the start of a step is "
-                f"{last.estimate.mean:.4g} (must be > a = "
-                f"{target.estimator.lower_bound:.4g}: beyond, |L̂| grows as the "
-                "likelihood falls). Choose θ* nearer, by set_anchor() or warmup(), or "
-                "use taylor_order=2 or a larger num_factors"
-            )
-        return last
-
-    def _update_subsample(
-        self, target: SubsampledTarget, present: Point
-    ) -> tuple[Point, bool]:
-        """Makes the Gibbs step for u; returns the point, and True if u is new."""
-        subsample = self._proposed(target.closure, present.subsample)
-        # Nearly always accepted; its gradient is then the trajectory's first.
-        proposal = target.at(subsample, present.theta)
-        log_ratio = proposal.log - present.log
-        if target.is_out_of_bounds(proposal, present):
-            log_ratio = -math.inf
-        accepted = self._decide(log_ratio, _OF_SUBSAMPLE)
-        return (proposal if accepted else present), accepted
-
-    def _trajectory(
-        self, target: SubsampledTarget, present: Point, most_steps: int | None
-    ) -> tuple[Point, float, bool]:
-        """Makes the step for θ; returns the point, the log ratio, and if θ moved."""
+    def _data(self, closure: Closure | None) -> AllData:
+        """Checks closure and groups; returns the log-likelihoods."""
+        refuse_scaler(self)
+        if closure is None:
+            raise TypeError(_NO_CLOSURE)
+        refuse_lightning(closure)
+        self._check_all_groups()
+        check_sizes(context_of(self))
+        params = self._all_params()
+        if not params:
+            raise RuntimeError("HMCECS has no parameters that require gradients")
+        kept = self.state.get("control_variates")
+        if kept is not None and len(kept["anchor"]) != sum(p.numel() for p in params):
+            self._parameters_changed()  # some were frozen
         group = self.param_groups[0]
-        r = torch.empty_like(present.theta)
-        hmc_momenta_([r], [], temperature=1.0, offsets=[0], **context_of(self).noise())
-        before = present.log - float(sum_of_squares([r])) / 2
-        steps = self._num_steps(most_steps)
-        factor = self._anchor.whitening
-        point = follow(target, present, r, factor, group["step_size"], steps)
-        if point is None:
-            return present, -math.inf, False
-        log_ratio = point.log - float(sum_of_squares([r])) / 2 - before
-        if target.is_out_of_bounds(point, present):
-            log_ratio = -math.inf
-        if self._decide(log_ratio, _OF_TRAJECTORY):
-            return point, log_ratio, True
-        return present, log_ratio, False
+        sizes = group["num_data"], group["chunk_size"], self._rng.seed
+        return AllData(closure, params, *sizes)
 
-    def _num_steps(self, most: int | None = None) -> int:
-        group = self.param_groups[0]
-        sizes = group["trajectory_length"], group["step_size"]
-        return hmc_dynamics.leapfrog_steps(None, *sizes, most)
+    def _target(self, data: AllData) -> SubsampledTarget:
+        return SubsampledTarget.of(data, self.param_groups, self.state)
 
-    def _is_check_due(self) -> bool:
-        """Returns True at a rate that makes checks of θ a tenth of the evaluations."""
-        group, layout = self.param_groups[0], self._layout()
-        cost = layout["num_cells"] * layout["batch_size"] * (self._num_steps() + 1)
-        done = group["num_trajectories"]
-        return done > 0 and done % math.ceil(10 * group["num_data"] / cost) == 0
+    def _choose_anchor(
+        self, data: AllData, theta: Tensor, progress: bool, *, moved: bool = False
+    ) -> None:
+        """Chooses θ*; if draws moved it, θ* must be near the last one."""
+        group, prior = self.param_groups[0], Prior.of(self.param_groups, self.state)
+        chosen = Anchor.choose(data, theta, prior, group, progress)
+        if moved:
+            total, temperature = chosen.sums.value, group["temperature"]
+            last = Anchor.load(self.state["control_variates"])
+            last.check_near(total, chosen.theta, prior, temperature)
+        kept = self.state.get("subsample")
+        if kept is not None and kept["layout"] == layout_of(group):
+            kept = {**kept, "terms": chosen.expand(data, kept["indices"]).fields()}
+        else:
+            kept = None  # sizes have changed: the next step draws a subsample
+        # Nothing fails after this.
+        self._parameters_changed()
+        self.state["control_variates"] = chosen.save()
+        if kept is not None:
+            self.state["subsample"] = kept
+        evaluations = self.num_evaluations + data.evaluations
+        data.evaluations = 0
+        self._set(num_evaluations=evaluations, mean_difference=0.0)
 
-    def _decide(self, log_ratio: float, test: int) -> bool:
-        """Returns True if a Metropolis test accepts; rejects NaN and infinities."""
-        if not math.isfinite(log_ratio):
-            return False
-        accepted = metropolis_decide(
-            torch.tensor([log_ratio], dtype=torch.float64),
-            proposal=test,
-            purpose=_C.Purpose.METROPOLIS,
-            **context_of(self).noise(),
+    def _subsample(self, target: SubsampledTarget) -> Subsample:
+        """Returns the stored subsample; a new one if sizes or the seed have changed."""
+        kept, layout = self.state.get("subsample"), layout_of(self.param_groups[0])
+        if kept is not None and kept["layout"] == layout:
+            return Subsample.load(kept)
+        return Subsample.draw(layout, self._rng.steps, target.expand, target.device)
+
+    def _proposed(self, target: SubsampledTarget, current: Subsample) -> Subsample:
+        layout, step = layout_of(self.param_groups[0]), self._rng.steps
+        if self._proposals is None or not self._proposals.covers(layout, step):
+            self._proposals = Proposals(layout, step, target.expand, target.device)
+        return self._proposals.apply(step, current)
+
+    def _all_params(self) -> list[Tensor]:
+        return [p for p in super()._all_params() if p.requires_grad]
+
+    def _parameters_changed(self) -> None:
+        for key in _KEYS:
+            self.state.pop(key, None)
+        self._last = self._proposals = None
+
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super()._check_state_dict(state_dict)
+        d = sum(p.numel() for p in self._all_params())
+        steps = int(state_dict["param_groups"][0]["step"])
+        check_saved(state_dict["state"], steps, d)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See :meth:`Sampler.state_dict`.
+
+        Raises:
+            RuntimeError: a warm-up has not ended.
+
+        Note:
+            ``torch.distributed.checkpoint`` saves state of parameters alone: the result
+            of its ``get_optimizer_state_dict`` cannot be loaded. Use ``torch.save``.
+        """
+        _check_warmed_up(self._is_warming_up)
+        return super().state_dict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        _check_warmed_up(self._is_warming_up)
+        return super().__getstate__()
+
+    def _finish_loading(self, state_dict: dict[str, Any]) -> None:
+        super()._finish_loading(state_dict)
+        kept = {key: self.state.pop(key) for key in _KEYS if key in self.state}
+        self.state.update(on_host(kept, self._all_params()))
+        self._last = self._proposals = None
+        self._is_warming_up = False
+
+
+def _check_warmed_up(is_warming_up: bool) -> None:
+    if is_warming_up:
+        raise RuntimeError(
+            "HMCECS cannot be saved inside a warm-up. Finish the warm-up (after an "
+            "exception, call warmup() again), then save. Or give it up by set_anchor()"
         )
-        return bool(accepted)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torch_sgmcmc.core import hyperparams
+from torch_sgmcmc.core.parameters import by_lightning
 
 Closure = Callable[[Tensor], Tensor]
 
@@ -187,12 +188,20 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([t.reshape(-1) for t in tensors])
 
 
+def to_host(tensor: Tensor) -> Tensor:
+    """Returns the values in float64 on the host, where all but the closure computes."""
+    return tensor.detach().to("cpu", torch.float64)
+
+
+def position(params: list[Tensor]) -> Tensor:
+    """Returns θ, the parameters in one row, in float64 on the host: [d]."""
+    return to_host(flat(params))
+
+
 def split(theta: Tensor, params: list[Tensor]) -> list[Tensor]:
-    """Returns a row's parts in the shapes and types of the parameters."""
+    """Returns a row's parts in the shapes, types and places of the parameters."""
     parts = theta.split([p.numel() for p in params])
-    return [
-        part.view(p.shape).to(p.dtype) for part, p in zip(parts, params, strict=True)
-    ]
+    return [part.view(p.shape).to(p) for part, p in zip(parts, params, strict=True)]
 
 
 def log_likelihoods(closure: Closure, indices: Tensor) -> Tensor:
@@ -212,12 +221,22 @@ def log_likelihoods(closure: Closure, indices: Tensor) -> Tensor:
     return values
 
 
+def refuse_lightning(closure: Closure) -> None:
+    """Raises for Lightning's closures, which take no indices."""
+    if by_lightning(closure):
+        raise TypeError(
+            "HMCECS calls its closure with the indices of data, which Lightning does "
+            "not pass on: set self.automatic_optimization = False, and in "
+            "training_step call self.optimizers(use_pl_optimizer=False).step(closure)"
+        )
+
+
 def weighted_sum(values: Tensor, params: list[Tensor], weights: Tensor) -> Tensor:
-    """Returns Σ wᵢ ∇ℓᵢ, in float64: [d]."""
-    weights, more = weights.to(values.dtype), {"materialize_grads": True}
+    """Returns Σ wᵢ ∇ℓᵢ, in float64 on the host: [d]."""
+    weights, more = weights.to(values), {"materialize_grads": True}
     grads = torch.autograd.grad(values, params, weights, allow_unused=True, **more)
     row = grads[0].reshape(-1) if len(grads) == 1 else flat(grads)
-    return row.double().contiguous()  # a single gradient may be expanded
+    return to_host(row).contiguous()  # a single gradient may be expanded
 
 
 class LikelihoodGraph:
@@ -255,7 +274,7 @@ class LikelihoodGraph:
     def along(self, z: Tensor) -> Tensor:
         """Returns the derivatives in the direction z, ∇ℓᵢᵀz, with a graph: [M]."""
         return torch.autograd.grad(
-            self.gradient, self.weights, z.to(self.gradient.dtype), create_graph=True
+            self.gradient, self.weights, z.to(self.gradient), create_graph=True
         )[0]
 
 

@@ -13,7 +13,7 @@ change the sampler's target: the sum over the data uses the same expansions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,9 +22,11 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.hyperparams import wrong_shape
+from torch_sgmcmc.core.hyperparams import check_integer, wrong_shape
 from torch_sgmcmc.core.ops import gaussian_
 from torch_sgmcmc.core.parameters import exchanged
+from torch_sgmcmc.core.state import PRIOR_MEAN
+from torch_sgmcmc.core.state_dict import check_double, check_keys_of
 from torch_sgmcmc.core.utils import progress_bar
 from torch_sgmcmc.samplers._ecs import likelihood
 
@@ -73,7 +75,7 @@ class TaylorTerms:
     ) -> TaylorTerms:
         """Expands the data with these indices around the present parameters.
 
-        ``like`` is a float64 vector with the parameters' number and device.
+        ``like`` is a float64 vector of the parameters' number.
         """
         if len(indices) == 0:  # the closure need not handle empty indices
             d, kinds = len(like), kinds_of(form)
@@ -96,18 +98,14 @@ class TaylorTerms:
             return cls(*_one_by_one(closure, params, indices))
         with torch.enable_grad():
             values = likelihood.log_likelihoods(closure, indices)
-        constants = values.detach().double()
+        constants = likelihood.to_host(values)
         graph = likelihood.LikelihoodGraph(values, params)
-        gradients = graph.gradients().double()
+        gradients = likelihood.to_host(graph.gradients())[None].contiguous()
         if form == LINEAR:
-            return cls(constants, gradients[None].contiguous())
-        basis = torch.eye(len(like), dtype=like.dtype, device=like.device)
-        columns = [graph.hessian_products(e) for e in basis]
-        return cls(
-            constants,
-            gradients[None].contiguous(),
-            hessians=torch.stack(columns, dim=2).double(),
-        )
+            return cls(constants, gradients)
+        basis = torch.eye(len(like), dtype=values.dtype, device=values.device)
+        columns = torch.stack([graph.hessian_products(e) for e in basis], dim=2)
+        return cls(constants, gradients, hessians=likelihood.to_host(columns))
 
     def fields(self) -> list[Tensor | None]:
         return [self.values, self.gradients, self.scales, self.hessians]
@@ -130,33 +128,6 @@ class TaylorTerms:
             _joined([part.scales for part in parts]),
             _joined([part.hessians for part in parts]),
         )
-
-    def expand(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the values qᵢ at θ* + δ, and an argument of :meth:`gradient`."""
-        kinds, size, d = self.gradients.shape
-        if kinds == 0:
-            return self.values, self.gradients
-        along = torch.mv(self.gradients.view(kinds * size, d), delta).view(kinds, size)
-        values = self.values + along[0]
-        if self.scales is not None:
-            hessian_terms = self.scales * along[1]
-            return values.addcmul_(hessian_terms, along[1], value=0.5), hessian_terms
-        if self.hessians is not None:
-            hessian_terms = self.hessians @ delta
-            return values.add_(hessian_terms @ delta, alpha=0.5), hessian_terms
-        return values, along
-
-    def gradient(self, weights: Tensor, hessian_terms: Tensor) -> Tensor:
-        """Returns Σ wᵢ ∇qᵢ at the δ of :meth:`expand`."""
-        kinds, size, d = self.gradients.shape
-        if kinds == 0:
-            return self.gradients.new_zeros(d)
-        if self.scales is not None:
-            weights = torch.cat([weights, weights * hessian_terms])
-        result = torch.mv(self.gradients.view(kinds * size, d).t(), weights)
-        if self.hessians is not None:
-            result = result + weights @ hessian_terms
-        return result
 
 
 @dataclass
@@ -205,20 +176,12 @@ class TaylorSums:
                 continue
             with torch.enable_grad():
                 values = likelihood.log_likelihoods(closure, indices)
-            value += values.detach().double().sum()
+            value += likelihood.to_host(values).sum()
             graph = likelihood.LikelihoodGraph(values, params)
-            gradient += graph.gradient.detach().double()
+            gradient += likelihood.to_host(graph.gradient)
             if hessian is not None:
-                hessian += graph.hessian().double()
+                hessian += likelihood.to_host(graph.hessian())
         return cls(value, gradient, hessian, form)
-
-    def at(self, delta: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns Σ q and its gradient at θ* + δ."""
-        if self.hessian is None:
-            return self.value + torch.dot(delta, self.gradient), self.gradient
-        hessian_term = torch.mv(self.hessian, delta)
-        total = self.value + torch.dot(delta, self.gradient + 0.5 * hessian_term)
-        return total, self.gradient + hessian_term
 
 
 def kinds_of(form: str) -> int:
@@ -239,14 +202,14 @@ def _one_by_one(
     for part in indices.split(_TOGETHER):
         with torch.enable_grad():
             some = likelihood.log_likelihoods(closure, part)
-        values.append(some.detach())
-        rows.append(likelihood.jacobian(some, params, width=1))
-    return torch.cat(values).double(), torch.cat(rows).double()[None]
+        values.append(likelihood.to_host(some))
+        rows.append(likelihood.to_host(likelihood.jacobian(some, params, width=1)))
+    return torch.cat(values), torch.cat(rows)[None]
 
 
 def _without_graph(closure: likelihood.Closure, indices: Tensor) -> Tensor:
     with torch.no_grad():
-        return likelihood.log_likelihoods(closure, indices).double()
+        return likelihood.to_host(likelihood.log_likelihoods(closure, indices))
 
 
 def has_rows(closure: likelihood.Closure) -> bool:
@@ -280,7 +243,7 @@ def _by_predictor(
     if second is None:
         second = torch.zeros_like(first)
     parts = (values, first, second, closure.rows(indices, d))
-    values, first, second, rows = (t.detach().double() for t in parts)
+    values, first, second, rows = map(likelihood.to_host, parts)
     return values, first, second, rows
 
 
@@ -297,8 +260,8 @@ def _check_rows(
     with torch.enable_grad():
         eta = closure.outputs(indices)
     _check_predictors(eta, indices)
-    truth = likelihood.LikelihoodGraph(eta, params).along(z).detach().double()
-    given = closure.rows(indices, len(z)).double() @ z
+    truth = likelihood.to_host(likelihood.LikelihoodGraph(eta, params).along(z))
+    given = likelihood.to_host(closure.rows(indices, len(z))) @ z
     tolerance = 1e-6 if params[0].dtype == torch.float64 else 1e-2
     if not (given - truth).abs().sum() <= tolerance * truth.abs().sum():
         raise ValueError(
@@ -315,24 +278,57 @@ class Prior:
     precision: Tensor
     mean: Tensor
 
-    def gradient(self, theta: Tensor) -> Tensor:
-        """Returns λ (θ - μ)."""
-        return self.precision * (theta - self.mean)
+    @classmethod
+    def of(cls, groups: list[dict[str, Any]], state: Mapping[Any, Any]) -> Prior:
+        """Returns the prior of the parameters that require gradients."""
+        precisions, means = [], []
+        for group in groups:
+            for p in (p for p in group["params"] if p.requires_grad):
+                precisions.append(_spread(group["prior_precision"], p))
+                means.append(
+                    _spread(state.get(p, {}).get(PRIOR_MEAN, group[PRIOR_MEAN]), p)
+                )
+        return cls(torch.cat(precisions), torch.cat(means))
 
     def energy(self, theta: Tensor) -> Tensor:
         """Returns Σ λ (θ - μ)² / 2."""
-        return 0.5 * torch.dot(self.gradient(theta), theta - self.mean)
+        away = theta - self.mean
+        return 0.5 * torch.dot(self.precision * away, away)
+
+    def is_equal(self, other: Prior) -> bool:
+        """Returns whether another prior has the same numbers."""
+        return torch.equal(self.precision, other.precision) and torch.equal(
+            self.mean, other.mean
+        )
 
 
-@dataclass(frozen=True)
+def _spread(number: Any, p: Tensor) -> Tensor:
+    whole = torch.as_tensor(number, dtype=torch.float64, device="cpu")
+    return whole.expand(p.shape).flatten()
+
+
+@dataclass
 class AllData:
-    """The log-likelihoods of all data, chunk by chunk."""
+    """The log-likelihoods of the data, and the number of their evaluations."""
 
     closure: likelihood.Closure
     params: list[Tensor]
     num_data: int
     chunk_size: int
     seed: int
+    evaluations: int = 0  # of single data
+
+    def evaluate(self, indices: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Returns ℓ [M] at the present parameters, and w ↦ Σ wᵢ ∇ℓᵢ [d]."""
+        self.evaluations += len(indices)
+        if len(indices) == 0:  # the closure need not handle empty indices
+            d = sum(p.numel() for p in self.params)
+            zeros = partial(torch.zeros, dtype=torch.float64)
+            return zeros(0), lambda _: zeros(d)
+        with torch.enable_grad():
+            values = likelihood.log_likelihoods(self.closure, indices)
+        weighted_sum = partial(likelihood.weighted_sum, values, self.params)
+        return likelihood.to_host(values).contiguous(), weighted_sum
 
     def chunks(self, label: str, progress: bool) -> Iterable[Tensor]:
         """Yields the indices of all data."""
@@ -342,26 +338,22 @@ class AllData:
 
     def log_likelihood(self, progress: bool) -> Tensor:
         """Returns the sum of all log-likelihoods at the present parameters."""
-        sums = []
-        for chunk in self.chunks("log posterior", progress):
-            with torch.enable_grad():
-                values = likelihood.log_likelihoods(self.closure, chunk)
-            sums.append(values.detach().double().sum())
-        return torch.stack(sums).sum()
+        chunks = self.chunks("log posterior", progress)
+        return torch.stack([self.evaluate(chunk)[0].sum() for chunk in chunks]).sum()
 
     def probe(self, like: Tensor) -> Tensor:
         """Returns a random direction, rounded to the parameters' type."""
         probe = torch.empty_like(like)
         stream = {"purpose": _C.Purpose.PROBE, "seed": self.seed, "step": 0}
         gaussian_([probe], std=1.0, offsets=[0], **stream)
-        return likelihood.flat(likelihood.split(probe, self.params)).double()
+        return likelihood.position(likelihood.split(probe, self.params))
 
 
 @dataclass(frozen=True)
 class Anchor:
     """θ*, the expansions' sums, and the mass matrix."""
 
-    theta: Tensor  # [d], in float64
+    theta: Tensor  # [d], in float64 on the host, as all of these
     num_data: int
     sums: TaylorSums
     whitening: Tensor | None
@@ -377,7 +369,7 @@ class Anchor:
     ) -> Anchor:
         """Chooses θ*, by a pass through all data, with a param group's settings."""
         there = likelihood.split(theta, data.params)
-        theta = likelihood.flat(there).double()  # as rounded
+        theta = likelihood.position(there)  # as rounded
         order = group["taylor_order"]
         form = low = CONSTANT if order == 0 else LINEAR
         if order == 2 or group["mass_matrix"] != "identity":
@@ -387,6 +379,7 @@ class Anchor:
             sums = TaylorSums.at_current_params(
                 data.closure, data.params, chunks, form, data.probe(theta)
             )
+        data.evaluations += data.num_data
         finite = (sums.value, sums.gradient, sums.hessian)
         if not all(t is None or bool(t.isfinite().all()) for t in finite):
             raise RuntimeError(
@@ -406,6 +399,7 @@ class Anchor:
     def expand(self, data: AllData, indices: Tensor) -> TaylorTerms:
         """Returns the expansions of the data with these indices."""
         params = data.params
+        data.evaluations += len(indices)
         with exchanged(params, likelihood.split(self.theta, params)):
             return TaylorTerms.at_current_params(
                 data.closure, params, indices, self.sums.form, self.theta
@@ -441,6 +435,31 @@ class Anchor:
             "whitening": self.whitening,
         }
 
+    @staticmethod
+    def check(kept: Any, d: int) -> None:
+        """Raises unless :meth:`load` can take a state dict's part for d parameters."""
+        what = "control_variates"
+        names = ("anchor", "num_data", "value", "gradient", "hessian", "form")
+        check_keys_of(what, kept, (*names, "whitening"))
+        form = kept["form"]
+        size: tuple[int, ...] = getattr(kept["anchor"], "shape", ())
+        if form not in (CONSTANT, LINEAR, PREDICTOR, WHOLE):
+            raise ValueError(f"Invalid state_dict: {what} of the form {form!r}")
+        if len(size) == 1 and size[0] != d:
+            raise ValueError(
+                f"Invalid state_dict: its control variates have {size[0]} parameters, "
+                f"expected {d}"
+            )
+        check_double("anchor", kept["anchor"], [d])
+        check_integer("num_data", kept["num_data"], low=1)
+        check_double("value", kept["value"], [])
+        check_double("gradient", kept["gradient"], [d])
+        check_double("hessian", kept["hessian"], [d, d], has_hessian(form))
+        whitening = kept["whitening"]
+        if whitening is not None:
+            matrix = getattr(whitening, "ndim", 0) == 2
+            check_double("whitening", whitening, [d, d] if matrix else [d])
+
     @classmethod
     def load(cls, kept: dict[str, Any]) -> Anchor:
         """Returns the saved anchor."""
@@ -461,7 +480,7 @@ def whitening(kind: str, hessian: Tensor | None) -> Tensor | None:
         return _floored(hessian.diagonal()).rsqrt()
     factor, info = torch.linalg.cholesky_ex(hessian)
     if int(info) == 0:
-        identity = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
+        identity = torch.eye(len(hessian), dtype=hessian.dtype)
         inverse = torch.linalg.solve_triangular(factor.mT, identity, upper=True)
         return inverse.contiguous()
     curvatures, directions = torch.linalg.eigh(hessian)
