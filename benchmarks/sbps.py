@@ -47,7 +47,7 @@ from torch.nn import functional as F
 import torch_sgmcmc._C as _C
 from torch_sgmcmc import SBPS
 from torch_sgmcmc.core.ops import sbps_place_, sbps_reflect_, sbps_reflect_sums_
-from torch_sgmcmc.samplers import sbps as sbps_module
+from torch_sgmcmc.samplers._sbps import event
 from torch_sgmcmc.samplers._sbps.trajectory import Observation, observe, rate_of
 
 
@@ -152,7 +152,7 @@ def observations(network: Network, count: int) -> Iterator[Observation]:
         return seen
 
     sampler = network.sampler(forward=False)
-    with mock.patch.object(sbps_module, "observe", keep):
+    with mock.patch.object(event, "observe", keep):
         for _ in range(count):
             network.draw()
             sampler.step(network.losses)
@@ -216,7 +216,7 @@ def stored(network: Network, steps: int, cold: bool) -> None:
     seen = observations(network, 200)
     sampler = network.sampler(forward=False)
     proposals = Proposals(sampler)
-    with mock.patch.object(sbps_module, "observe", lambda *arguments: next(seen)):
+    with mock.patch.object(event, "observe", lambda *arguments: next(seen)):
         sampler.step(network.losses)
         for _ in range(steps):
             if cold:

@@ -49,6 +49,22 @@ def by_hand(params, closure, momenta, masses, priors, chains, temperature):
     return (start - energy(loss)) / temperature
 
 
+@pytest.mark.parametrize("last", [None, torch.ones(2)])
+def test_a_wrong_loss_at_the_end_restores_the_parameters(last):
+    params, calls = [torch.ones(3, requires_grad=True)], iter([True, True, False])
+    sampler = sg.HMC(params, 0.1, num_steps=2, num_data=1, seed=0)
+    data, before = Quartic(params), [p.detach().clone() for p in params]
+
+    def closure():
+        loss = data()
+        return loss if next(calls) else last
+
+    with pytest.raises((TypeError, ValueError), match="loss"):
+        sampler.step(closure)
+    assert all(map(torch.equal, before, params))
+    assert int(sampler.param_groups[0]["step"]) == 0
+
+
 @pytest.mark.parametrize("every", [0, 1, 4])
 def test_every_decision(every):
     """Against the trajectory made by hand: two groups, masses, both momenta's fates."""

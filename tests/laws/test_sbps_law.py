@@ -35,7 +35,7 @@ from torch import nn
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core import ops as ops
-from torch_sgmcmc.samplers import sbps
+from torch_sgmcmc.samplers._sbps import event
 from torch_sgmcmc.samplers._sbps.trajectory import Observation
 
 pytestmark = pytest.mark.full
@@ -388,7 +388,7 @@ class MeanOfData:
         group = self.sampler.param_groups[0]
         square = 0.0
         line = None
-        with mock.patch.object(sbps, "observe", self.observe):
+        with mock.patch.object(event, "observe", self.observe):
             self.sampler.step(list)  # the first look, where it starts
             for _ in range(steps):
                 trajectory = self.sampler._trajectory

@@ -514,12 +514,6 @@ class SharedSettings(Sampler):
         for group in self.param_groups:
             group.update(values)
 
-    def _drop_state(self, p: Tensor, name: str) -> None:
-        state = self.state.get(p, {})
-        state.pop(name, None)
-        if not state:
-            self.state.pop(p, None)
-
     def _all_params(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.context import TensorLists, context_of, nonfinite_policy
+from torch_sgmcmc.core.context import TensorLists, blank, context_of, nonfinite_policy
 from torch_sgmcmc.core.distributed import refuse_other_meshes
 from torch_sgmcmc.core.finite_check import (
     SkipStep,
@@ -25,6 +25,7 @@ from torch_sgmcmc.core.parameters import (
     refuse_accumulation,
     refuse_scaler,
 )
+from torch_sgmcmc.core.sampler import SharedSettings
 from torch_sgmcmc.core.spec import SamplerSpec, Takes, Traits
 from torch_sgmcmc.core.state import MASS, check_saved_diagonal, diagonals
 from torch_sgmcmc.core.state_dict import check_part
@@ -33,9 +34,11 @@ from torch_sgmcmc.samplers.hmc_dynamics import (
     MOST_CHANGES,
     MOST_WARMUP_STEPS,
     DualAveraging,
-    Hamiltonian,
+    Trajectory,
     changed_target,
     changes_running,
+    drop_state,
+    leapfrog_steps,
     mean_acceptance,
 )
 
@@ -52,7 +55,7 @@ HMC.step() needs a closure, since it computes several gradients a step:
     sampler.step(closure)"""
 
 
-class HMC(Hamiltonian):
+class HMC(SharedSettings):
     r"""Hamiltonian Monte Carlo, with the leapfrog and a Metropolis test.
 
     One step is one trajectory. With :math:`U(\theta) = N \cdot \text{loss} +
@@ -203,6 +206,9 @@ class HMC(Hamiltonian):
         """The number of trajectories since the warm-up whose energy was not finite."""
         return self.param_groups[0]["num_divergences"]
 
+    def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
+        return blank(p, "momentum") if group["resample_momentum_every"] != 1 else {}
+
     def _check_ranks(self) -> None:
         super()._check_ranks()
         if self._context.placement.is_sharded:
@@ -249,9 +255,9 @@ class HMC(Hamiltonian):
             new = diagonals("masses", masses, params)
         context.clear_blank_state()
         for p, mass in zip(params, new, strict=True):
-            self._drop_state(p, "momentum")
+            drop_state(self.state, p, "momentum")
             if mass is None:
-                self._drop_state(p, MASS)
+                drop_state(self.state, p, MASS)
             else:
                 self.state[p][MASS] = mass
         self._note_given()
@@ -370,13 +376,11 @@ class HMC(Hamiltonian):
         most_steps: int | None,
     ) -> Tensor:
         """Continues a step from its first gradients; returns the log ratios."""
-        group = self.param_groups[0]
-        context = context_of(self)
+        group, context = self.param_groups[0], context_of(self)
         check_finite(context, work)
-        motion = self._prepare_all(context, work)
-        start = None
+        trajectory, start = Trajectory(context, work), None
         if group["metropolis"]:
-            losses, start = self._energies(loss, work, motion)
+            losses, start = trajectory.energies(loss)
             if not bool(start.isfinite().all()):
                 raise nonfinite_error(
                     nonfinite_policy(context),
@@ -384,22 +388,25 @@ class HMC(Hamiltonian):
                     "a trajectory",
                 )
             self._check_same_target(losses, closure)
-        turned = []
-        if group["metropolis"] and group["resample_momentum_every"] != 1:
-            turned = [[-r for r in moving.momenta] for moving in motion]
-        masters = [[m.clone() for m in moving.masters] for moving in motion]
+
+        def gradients() -> tuple[Any, list[TensorLists]]:
+            return fresh_gradients(self, closure), self._gather(checked=True)
+
+        sizes = group["num_steps"], group["trajectory_length"], group["step_size"]
+        end = trajectory.integrate(gradients, leapfrog_steps(*sizes, most_steps))
         log_ratios = torch.empty(0, dtype=torch.float64)
-        with self._undone_on_error(work) as saved:
-            end = self._integrate(closure, work, motion, most_steps)
-            if start is not None:
-                end_losses, energy = self._energies(end, work, motion)
-                log_ratios = (start - energy) / group["temperature"]
-        if start is not None:
-            accepted = self._decide(log_ratios, work, motion, saved, masters, turned)
+        if start is not None and end is not None:
+            end_losses, energy = end
+            log_ratios = (start - energy) / group["temperature"]
+            accepted = trajectory.decide(log_ratios)
             losses = torch.where(accepted, end_losses, losses)
-        for lists, moving in zip(work, motion, strict=True):
-            self._keep(lists, moving)
-            context.placement.mark_changed(lists.params)
+            divergences = int((~log_ratios.isfinite()).sum())
+            self._set(
+                num_trajectories=group["num_trajectories"] + len(accepted),
+                num_accepted=group["num_accepted"] + int(accepted.sum()),
+                num_divergences=group["num_divergences"] + divergences,
+            )
+        trajectory.keep()
         context.rng.count()
         self._known = (losses, self._marks()) if start is not None else None
         return log_ratios

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -14,18 +13,10 @@ from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core import dtensor, ops
-from torch_sgmcmc.core.context import (
-    StepContext,
-    TensorLists,
-    blank,
-    context_of,
-    has_master,
-    state_dtype,
-)
+from torch_sgmcmc.core.context import StepContext, TensorLists, has_master, state_dtype
 from torch_sgmcmc.core.finite_check import check_finite
 from torch_sgmcmc.core.hyperparams import check_real
-from torch_sgmcmc.core.parameters import fresh_gradients, same_parameters
-from torch_sgmcmc.core.sampler import SharedSettings
+from torch_sgmcmc.core.parameters import same_parameters
 from torch_sgmcmc.core.state import MASS, prior_of
 
 # Early in a warm-up the step size may be far too small, and a trajectory very long.
@@ -38,23 +29,22 @@ MOST_CHANGES = 3
 
 @dataclass
 class Motion:
-    """The moving tensors of a trajectory, for one list of parameters."""
+    """One list of parameters, and what moves with it."""
 
+    lists: TensorLists
     momenta: list[Tensor]
     masses: list[Tensor]  # empty: all are 1
     masters: list[Tensor]  # for parameters in bf16 and fp16
+    # At the start of the trajectory, in case of a rejection.
+    params_before: list[Tensor] = field(init=False)
+    masters_before: list[Tensor] = field(init=False)
+    momenta_turned: list[Tensor] = field(init=False)
 
-
-class Hamiltonian(SharedSettings):
-    """The dynamics of :class:`HMC`."""
-
-    def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
-        return blank(p, "momentum") if group["resample_momentum_every"] != 1 else {}
-
-    def _prepare(self, context: StepContext, work: TensorLists) -> Motion:
+    @classmethod
+    def begin(cls, context: StepContext, lists: TensorLists) -> Motion:
         """Returns momenta and masters (copies or new ones), and masses."""
-        group, params, _, offsets = work
-        states = [self.state.get(p, {}) for p in params]
+        group, params, _, offsets = lists
+        states = [context.state.get(p, {}) for p in params]
         masses: list[Tensor] = []
         if any(MASS in state for state in states):
             masses = [
@@ -64,7 +54,7 @@ class Hamiltonian(SharedSettings):
                 for p, state in zip(params, states, strict=True)
             ]
         every = group["resample_momentum_every"]
-        draws_all = every > 0 and self._rng.steps % every == 0
+        draws_all = every > 0 and context.rng.steps % every == 0
         momenta = [
             torch.zeros_like(p, dtype=state_dtype(p))
             if draws_all or "momentum" not in state
@@ -85,145 +75,154 @@ class Hamiltonian(SharedSettings):
             for p, state in zip(params, states, strict=True)
             if has_master(p)
         ]
-        return Motion(momenta, masses, masters)
+        return cls(lists, momenta, masses, masters)
 
-    def _keep(self, work: TensorLists, prepared: Motion) -> None:
+    def save(self) -> None:
+        """Copies what a rejection or an error restores."""
+        group = self.lists.group
+        self.params_before = [p.detach().clone() for p in self.lists.params]
+        self.masters_before = [m.clone() for m in self.masters]
+        turns = group["metropolis"] and group["resample_momentum_every"] != 1
+        self.momenta_turned = [-r for r in self.momenta] if turns else []
+
+    def keep(self, state: dict[Any, Any]) -> None:
         """Stores masters and momenta after a trajectory."""
-        group, params = work.group, work.params
+        group, params = self.lists.group, self.lists.params
         low = [p for p in params if has_master(p)]
-        for p, master in zip(low, prepared.masters, strict=True):
-            self.state[p]["master"] = master
-        for p, momentum in zip(params, prepared.momenta, strict=True):
+        for p, master in zip(low, self.masters, strict=True):
+            state[p]["master"] = master
+        for p, momentum in zip(params, self.momenta, strict=True):
             if group["resample_momentum_every"] != 1:
-                self.state[p]["momentum"] = momentum
+                state[p]["momentum"] = momentum
             else:  # left by a schedule
-                self._drop_state(p, "momentum")
+                drop_state(state, p, "momentum")
 
-    @contextmanager
-    def _undone_on_error(self, work: list[TensorLists]) -> Iterator[list[list[Tensor]]]:
-        """Yields copies of the parameters, and restores them on an exception."""
-        saved = [[p.detach().clone() for p in params] for _, params, _, _ in work]
+
+def drop_state(state: dict[Any, Any], p: Tensor, name: str) -> None:
+    """Removes an entry of a parameter's state, if there is one."""
+    kept = state.get(p, {})
+    kept.pop(name, None)
+    if not kept:
+        state.pop(p, None)
+
+
+class Trajectory:
+    """The parameters of a sampler on one trajectory: leapfrog, energy, decision.
+
+    Args:
+        context: the sampler's step context.
+        work: its parameters with their gradients at the start.
+    """
+
+    def __init__(self, context: StepContext, work: list[TensorLists]) -> None:
+        self.context, self.group = context, context.groups[0]
+        self.motion = [Motion.begin(context, lists) for lists in work]
+
+    def integrate(
+        self, gradients: Callable[[], tuple[Any, list[TensorLists]]], steps: int
+    ) -> tuple[Tensor, Tensor] | None:
+        """Makes leapfrog steps; returns :meth:`energies` at their end for the test.
+
+        After an error the parameters are as before.
+
+        Args:
+            gradients: returns the loss and the gradients where the parameters are.
+            steps: the number of leapfrog steps, >= 1.
+        """
+        step_size, loss = self.group["step_size"], None
+        for motion in self.motion:
+            motion.save()
         try:
-            yield saved
+            for i in range(steps):
+                kick = step_size if i > 0 else step_size / 2
+                self._leapfrog(kick, drift=step_size)
+                loss, following = gradients()
+                self._take(following)
+            self._leapfrog(step_size / 2, drift=0.0)
+            return self.energies(loss) if self.group["metropolis"] else None
         except BaseException:
-            for (_, params, _, _), copies in zip(work, saved, strict=True):
-                for p, copy in zip(params, copies, strict=True):
-                    p.copy_(copy)
+            for motion in self.motion:
+                pairs = zip(motion.lists.params, motion.params_before, strict=True)
+                for p, before in pairs:
+                    p.copy_(before)
             raise
 
-    def _integrate(
-        self,
-        closure: Callable[[], Any],
-        work: list[TensorLists],
-        motion: list[Motion],
-        most_steps: int | None,
-    ) -> Any:
-        """Makes the leapfrog steps; returns the loss at their end."""
-        group = self.param_groups[0]
-        step_size, length = group["step_size"], group["trajectory_length"]
-        steps = leapfrog_steps(group["num_steps"], length, step_size, most_steps)
-        loss = None
-        for i in range(steps):
-            kick = step_size if i > 0 else step_size / 2
-            self._leapfrog(work, motion, kick, drift=step_size)
-            loss = fresh_gradients(self, closure)
-            following = self._gather(checked=True)
-            if not same_parameters(work, following):
-                raise RuntimeError(
-                    "HMC got gradients of other parameters from the closure than at "
-                    "its first call in this step"
-                )
-            if not group["metropolis"]:  # the test would reject it
-                check_finite(context_of(self), following)
-            work = following
-        self._leapfrog(work, motion, step_size / 2, drift=0.0)
-        return loss
+    def _take(self, following: list[TensorLists]) -> None:
+        if not same_parameters([motion.lists for motion in self.motion], following):
+            raise RuntimeError(
+                "HMC got gradients of other parameters from the closure than at its "
+                "first call in this step"
+            )
+        if not self.group["metropolis"]:  # the test would reject it
+            check_finite(self.context, following)
+        for motion, lists in zip(self.motion, following, strict=True):
+            motion.lists = lists
 
-    def _leapfrog(
-        self, work: list[TensorLists], motion: list[Motion], kick: float, drift: float
-    ) -> None:
-        leapfrog_ = self._context.placement.without_noise(ops.hmc_leapfrog_)
-        for (group, params, grads, _), moving in zip(work, motion, strict=True):
+    def _leapfrog(self, kick: float, drift: float) -> None:
+        placement = self.context.placement
+        leapfrog_ = placement.without_noise(ops.hmc_leapfrog_)
+        for motion in self.motion:
+            group, params, grads, _ = motion.lists
             leapfrog_(
                 params,
                 grads,
-                moving.momenta,
-                moving.masses,
-                moving.masters,
+                motion.momenta,
+                motion.masses,
+                motion.masters,
                 kick=kick,
                 drift=drift,
                 num_data=group["num_data"],
                 prior_precision=group["prior_precision"],
-                **prior_of(self.state, group, params),
+                **prior_of(self.context.state, group, params),
             )
-            self._context.placement.mark_changed(params)
+            placement.mark_changed(params)
 
-    def _energies(
-        self, loss: Any, work: list[TensorLists], motion: list[Motion]
-    ) -> tuple[Tensor, Tensor]:
-        chains = self.param_groups[0]["num_chains"]
-        device = work[0].params[0].device
+    def energies(self, loss: Any) -> tuple[Tensor, Tensor]:
+        """Returns each chain's loss and H, in float64."""
+        chains = self.group["num_chains"]
+        device = self.motion[0].lists.params[0].device
         losses = _losses(loss, chains, device)
-        parts = [
-            part.to(device)
-            for (group, params, _, _), moving in zip(work, motion, strict=True)
-            for part in self._context.placement.sums(
+        energy = self.group["num_data"] * losses
+        for motion in self.motion:
+            group, params, _, _ = motion.lists
+            for part in self.context.placement.sums(
                 ops.hmc_energy,
                 params,
-                moving.momenta,
-                moving.masses,
+                motion.momenta,
+                motion.masses,
                 prior_precision=group["prior_precision"],
-                **prior_of(self.state, group, params),
+                **prior_of(self.context.state, group, params),
                 num_chains=chains or 1,
-            )
-        ]
-        energy = self.param_groups[0]["num_data"] * losses
-        for part in parts:
-            energy = energy + part
+            ):
+                energy = energy + part.to(device)
         return losses, energy
 
-    def _decide(
-        self,
-        log_ratios: Tensor,
-        work: list[TensorLists],
-        motion: list[Motion],
-        saved: list[list[Tensor]],
-        masters: list[list[Tensor]],
-        turned: list[list[Tensor]],
-    ) -> Tensor:
+    def decide(self, log_ratios: Tensor) -> Tensor:
         """Makes the Metropolis test, restores rejected chains; returns acceptance."""
-        group = self.param_groups[0]
-        finite = log_ratios.isfinite()
-        accepted = finite & ops.metropolis_decide(
+        accepted = log_ratios.isfinite() & ops.metropolis_decide(
             log_ratios,
             proposal=0,
             purpose=_C.Purpose.METROPOLIS,
-            **context_of(self).noise(),
+            **self.context.noise(),
         )
-        num_accepted = int(accepted.sum())
-
-        select = self._context.placement.without_noise(ops.select_chains_)
-
-        def restore_params(
-            tensors: list[Tensor], before: list[Tensor], mask: Tensor
-        ) -> None:
-            select(tensors, before, chosen=mask)
-
-        if num_accepted < len(accepted):
-            for i, (_, params, _, _) in enumerate(work):
+        if not bool(accepted.all()):
+            select = self.context.placement.without_noise(ops.select_chains_)
+            for motion in self.motion:
+                params = motion.lists.params
                 rejected = (~accepted).to(params[0].device)
-                restore_params(params, saved[i], rejected)
-                self._context.placement.mark_changed(params)
-                if masters[i]:
-                    restore_params(motion[i].masters, masters[i], rejected)
-                if turned:
-                    restore_params(motion[i].momenta, turned[i], rejected)
-        self._set(
-            num_trajectories=group["num_trajectories"] + len(accepted),
-            num_accepted=group["num_accepted"] + num_accepted,
-            num_divergences=group["num_divergences"] + int((~finite).sum()),
-        )
+                select(params, motion.params_before, chosen=rejected)
+                self.context.placement.mark_changed(params)
+                if motion.masters:
+                    select(motion.masters, motion.masters_before, chosen=rejected)
+                if motion.momenta_turned:
+                    select(motion.momenta, motion.momenta_turned, chosen=rejected)
         return accepted
+
+    def keep(self) -> None:
+        """Stores what the next trajectory starts from."""
+        for motion in self.motion:
+            motion.keep(self.context.state)
+            self.context.placement.mark_changed(motion.lists.params)
 
 
 def _losses(loss: Any, chains: int | None, device: torch.device) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from operator import is_, itemgetter
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.utils.hooks import RemovableHandle
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.context import blank, context_of
@@ -18,7 +19,6 @@ from torch_sgmcmc.core.distributed import refuse_several_ranks
 from torch_sgmcmc.core.finite_check import (
     SkipStep,
     count_skipped_step,
-    nonfinite_error,
 )
 from torch_sgmcmc.core.hyperparams import (
     MEANINGFUL_KEYS,
@@ -32,20 +32,26 @@ from torch_sgmcmc.core.parameters import (
     lightning_module,
     refuse_scaler,
 )
+from torch_sgmcmc.core.random_state import STEP
+from torch_sgmcmc.core.sampler import SharedSettings
 from torch_sgmcmc.core.spec import SamplerSpec, Takes, Traits
-from torch_sgmcmc.core.state import PRECONDITIONER, PRIOR_MEAN, given
+from torch_sgmcmc.core.state import (
+    PRECONDITIONER,
+    PRIOR_MEAN,
+    check_saved_diagonal,
+    diagonals,
+    given,
+)
 from torch_sgmcmc.core.state_dict import check_count, check_part
 from torch_sgmcmc.core.utils import Slots
-from torch_sgmcmc.samplers._sbps.segment_stats import SegmentStats
-from torch_sgmcmc.samplers._sbps.trajectory import (
-    STATE,
-    Observation,
-    Trajectory,
-    kept_of,
-    moves,
-    observe,
-    rate_of,
+from torch_sgmcmc.samplers._sbps.event import Event
+from torch_sgmcmc.samplers._sbps.statistics import (
+    Diagnostics,
+    Evaluations,
+    Hooks,
+    register,
 )
+from torch_sgmcmc.samplers._sbps.trajectory import STATE, Trajectory, kept_of, moves
 
 _hyperparameters = itemgetter(*(row.name for row in settings("SBPS")))
 
@@ -74,7 +80,7 @@ SBPS.step() needs a closure, which returns the losses of the examples:
     sampler.step(closure)"""
 
 
-class SBPS(SegmentStats):
+class SBPS(SharedSettings):
     r"""Stochastic bouncy particle sampler; with ``preconditioned=True``, pSBPS.
 
     A particle moves at unit speed along straight lines, :math:`\theta(t) = \theta_0 +
@@ -201,6 +207,15 @@ class SBPS(SegmentStats):
         ),
     )
 
+    # Of this process, not saved.
+    _trajectory: Trajectory | None = None
+    _slots: Slots | None = None  # of the model, for forward mode
+    _model_checked = False
+    _warned = False
+    # Settings as last checked, and the target of the last step.
+    _checked: Sequence[Any] = ()
+    _target: list[float]
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -238,14 +253,127 @@ class SBPS(SegmentStats):
     @property
     def model(self) -> nn.Module | None:
         """The module for forward mode; not saved, so set it again after loading."""
-        slots = self.__dict__.get("_slots")
-        return None if slots is None else slots.model
+        return None if self._slots is None else self._slots.model
 
     @model.setter
     def model(self, model: nn.Module | None) -> None:
         model = check_model("SBPS", model, self._all_params())
         self._slots = None if model is None else Slots(model)
         self._model_checked = False
+
+    def register_sample_hook(
+        self, hook: Callable[[Any, float], None]
+    ) -> RemovableHandle:
+        """Registers a function that is called for each sample.
+
+        Args:
+            hook: called as ``hook(sampler, time)`` at every multiple of
+                ``sample_interval`` of trajectory time that a step passes, without
+                gradients, with the parameters at the particle's position of that time.
+                The hook must not change them.
+
+        Returns:
+            A handle whose ``remove()`` removes the hook.
+
+        Raises:
+            ValueError: ``sample_interval`` is None.
+        """
+        if self.param_groups[0]["sample_interval"] is None:
+            raise ValueError(
+                "Invalid sample_interval: None (must be a trajectory time, for there "
+                "to be samples)"
+            )
+        return register(self._hooks.samples, hook)
+
+    def register_segment_hook(
+        self, hook: Callable[[Trajectory, float, float], None]
+    ) -> RemovableHandle:
+        """Registers hook(trajectory, begin, end), with times since the line's start."""
+        return register(self._hooks.segments, hook)
+
+    @property
+    def trajectory_time(self) -> float:
+        """The length of the trajectory so far."""
+        return self.param_groups[0]["trajectory_time"]
+
+    @property
+    def evaluations(self) -> Evaluations:
+        """The cost of the trajectory."""
+        group = self.param_groups[0]
+        return Evaluations(group["num_derivatives"], group["num_gradients"])
+
+    @property
+    def diagnostics(self) -> Diagnostics:
+        """The statistics of the trajectory."""
+        return Diagnostics.of(self.param_groups[0])
+
+    @property
+    def _hooks(self) -> Hooks:
+        return self.__dict__.setdefault("_registered", Hooks())
+
+    @torch.no_grad()
+    def set_preconditioner(
+        self, preconditioner: Iterable[Tensor | float] | None
+    ) -> None:
+        r"""Sets the diagonal A, which is then not learned, and draws a new velocity.
+
+        The best A of a coordinate is about its posterior standard deviation. Trajectory
+        time is then in units of :math:`A^{-1} \theta`, and ``adapt``, ``decay`` and
+        ``eps`` have no effect.
+
+        Args:
+            preconditioner: a tensor (or number) for each parameter, in the order of the
+                param groups, finite and > 0, that broadcasts to the parameter's shape.
+                Tensors are copied, and are part of the state dict. None learns A again,
+                from the beginning.
+
+        Raises:
+            ValueError: ``preconditioned`` is False, or the number of tensors is wrong,
+                or one of them has a wrong shape or elements out of range. Nothing has
+                changed.
+        """
+        if not self.param_groups[0]["preconditioned"]:
+            raise ValueError(
+                "Invalid preconditioned: False (must be True to set a preconditioner)"
+            )
+        params = self._all_params()
+        new: list[Tensor] | None = None
+        if preconditioner is not None:
+            new = diagonals(PRECONDITIONER, preconditioner, params)
+        elif not any(PRECONDITIONER in given(self.state.get(p, {})) for p in params):
+            return
+        context_of(self).clear_blank_state()
+        self._trajectory = None
+        for i, p in enumerate(params):
+            # A new dict: the former one may be in a state dict.
+            known = self.state.pop(p, {}).items()
+            state = {key: value for key, value in known if key not in STATE}
+            if new is not None:
+                state[PRECONDITIONER] = new[i]
+            if state:
+                self.state[p] = state
+        self._note_given()
+        self._fill_state()
+
+    def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
+        if PRECONDITIONER in given(state):
+            check_saved_diagonal(PRECONDITIONER, index, state[PRECONDITIONER], p)
+
+    def _store_trajectory(self, trajectory: Trajectory) -> None:
+        if trajectory is self._trajectory:
+            return
+        self._trajectory = trajectory
+        states = {
+            p: {key: kept[key] for key in (STEP, *given(kept)) if key in kept}
+            for p, kept in self.state.items()
+        }
+        for p, kept in trajectory.states():
+            states.setdefault(p, {}).update(kept)
+        self.state.clear()
+        self.state.update(states)
+
+    def _parameters_changed(self) -> None:
+        self._trajectory = None
 
     def _check_progress(self, group: dict[str, Any]) -> None:
         for name in ("trajectory_time", "line_time"):
@@ -273,7 +401,7 @@ class SBPS(SegmentStats):
         values = list(chain.from_iterable(map(_hyperparameters, self.param_groups)))
         values += map(len, self.param_groups)
         values += [g.get(key) for g in self.param_groups for key in MEANINGFUL_KEYS]
-        checked = self.__dict__.get("_checked", ())
+        checked = self._checked
         if len(values) == len(checked) and all(map(is_, values, checked)):
             return first  # numbers and bools cannot have changed in themselves
         self._check_all_groups()
@@ -321,10 +449,23 @@ class SBPS(SegmentStats):
         params = self._all_params()
         trajectory = self._current_trajectory(params, common, progress, clock)
         line_time = progress["line_time"]
+        event = Event(
+            common,
+            progress,
+            clock,
+            {"seed": self._rng.seed, "step": self._rng.steps},
+            params,
+            self._slots,
+            checks_model=self._slots is not None and not self._model_checked,
+        )
         try:
-            losses, trajectory = self._event(
-                trajectory, params, common, progress, clock, closure
-            )
+            losses, ahead = event.happen(trajectory, closure)
+            if event.has_moved:
+                interval = progress["observed_interval"] = common["sample_interval"]
+                times = common["trajectory_time"], progress["trajectory_time"]
+                progress["num_samples"] = self._hooks.call(
+                    self, trajectory, times, event.line, interval
+                )
         except BaseException as error:
             if not trajectory.is_at(line_time):
                 trajectory.place(line_time)
@@ -332,9 +473,10 @@ class SBPS(SegmentStats):
                 count_skipped_step(context_of(self))
                 return error.losses
             raise
+        self._model_checked = self._slots is not None
         progress["clock"] = clock
-        trajectory.mark(progress["line_time"], params)
-        self._store_trajectory(trajectory)
+        ahead.mark(progress["line_time"], params)
+        self._store_trajectory(ahead)
         self._set(**progress)
         self._rng.count()
         self._watch_violations(common)
@@ -349,8 +491,8 @@ class SBPS(SegmentStats):
     ) -> Trajectory:
         """Returns the current trajectory; a new one after a change by the user."""
         if any("velocity" not in self.state.get(p, ()) for p in params if moves(p)):
-            self.__dict__.pop("_trajectory", None)  # the user has cleared the state
-        trajectory = self.__dict__.get("_trajectory")
+            self._trajectory = None  # the user has cleared the state
+        trajectory = self._trajectory
         preconditioned, line_time = common["preconditioned"], progress["line_time"]
         same_target = self._target == progress["observed_target"]
         if (
@@ -376,141 +518,6 @@ class SBPS(SegmentStats):
         progress["observed_target"] = self._target
         return trajectory
 
-    def _event(
-        self,
-        trajectory: Trajectory,
-        params: list[Tensor],
-        common: dict[str, Any],
-        progress: dict[str, Any],
-        clock: _C.BounceClock,
-        closure: Callable[[], Any],
-    ) -> tuple[Tensor, Trajectory]:
-        """Moves to the next event; returns the losses and the trajectory after it."""
-        key = {"seed": self._rng.seed, "step": self._rng.steps}
-        event, wait, rate = clock.next(common["num_std"], common["refresh_rate"], **key)
-        begin, line_begin = progress["trajectory_time"], progress["line_time"]
-        end, line_end = begin + wait, line_begin + wait
-        if wait > 0:
-            trajectory.place(line_end)
-        ahead = trajectory
-        if event == _C.REFRESHMENT:
-            ahead = trajectory.refreshed(line_end, common)
-        slots = self.__dict__.get("_slots")
-        checks = slots is not None and not self._model_checked
-        observed = observe("SBPS", closure, ahead.params, ahead.tangents, slots, params)
-        prior = ahead.prior(line_end if ahead is trajectory else 0.0)
-        value, variance = self._rate(observed, prior, common)
-        grads: list[Tensor] | None = None
-        if checks:
-            grads = self._check_forward_mode(ahead, observed, value, common)
-        bounces = event == _C.PROPOSAL and clock.accepts(rate, value, **key)
-        may_learn = ahead.learns and common["adapt"]
-        learns = may_learn and (bounces or common["adapt_every_step"])
-        line_time = line_end if ahead is trajectory and not bounces else 0.0
-        if bounces or learns:
-            grads = grads or observed.gradient()
-            try:
-                if bounces:
-                    ahead = trajectory.reflected(line_end, grads, common)
-                else:
-                    ahead = ahead.learned(grads, common)
-            except SkipStep as skipped:
-                skipped.losses = observed.losses
-                raise
-        reflected = -value if bounces else None
-        if bounces and learns and grads is not None:
-            scale = common["num_data"] / common["temperature"]
-            reflected = scale * ahead.sums(grads)[0]
-        clock.take(event, wait, value, variance, reflected)
-        progress["num_observations"] += event == _C.LOOK
-        progress["num_proposals"] += event == _C.PROPOSAL
-        progress["num_bounces"] += bounces
-        progress["num_violations"] += event == _C.PROPOSAL and value > rate
-        progress["num_refreshments"] += event == _C.REFRESHMENT
-        progress["num_derivatives"] += len(observed.losses)
-        if observed.free or bounces or learns:
-            progress["num_gradients"] += len(observed.losses)
-        progress["trajectory_time"] = end
-        progress["line_time"] = line_time
-        if wait > 0:
-            line = line_begin, line_end
-            self._call_hooks(trajectory, common, progress, begin, line)
-        return observed.losses, ahead
-
-    def _rate(
-        self, observed: Observation, prior: float, common: dict[str, Any]
-    ) -> tuple[float, float]:
-        """Returns G of the whole U / T and the variance c² of its estimate."""
-        n, num_data = len(observed.losses), common["num_data"]
-        if not common["replacement"] and n > num_data:
-            raise RuntimeError(
-                f"SBPS got the losses of {n} examples from the closure, and num_data = "
-                f"{num_data} (must not be more; if examples are drawn with "
-                "replacement, set replacement=True)"
-            )
-        numbers = num_data, common["temperature"], common["replacement"], prior
-        bad, value, variance = rate_of(observed.losses, observed.derivatives, *numbers)
-        if bad or not (math.isfinite(value) and math.isfinite(variance)):
-            what = "losses from the closure whose derivatives are not finite"
-            if bad:
-                what = f"{bad} of {n} losses from the closure that are not finite"
-            choice = common["nonfinite"]
-            raise nonfinite_error(choice, f"SBPS got {what}", observed.losses)
-        return value, variance
-
-    def _check_forward_mode(
-        self,
-        trajectory: Trajectory,
-        observed: Observation,
-        value: float,
-        common: dict[str, Any],
-    ) -> list[Tensor]:
-        """Checks the model's first derivatives against the gradient; returns it."""
-        grads = observed.gradient()
-        product, gradient, velocity = trajectory.sums(grads)
-        expected = product * common["num_data"] / common["temperature"]
-        size = math.sqrt(gradient * velocity)
-        size *= common["num_data"] / common["temperature"]
-        eps = max(torch.finfo(p.dtype).eps for p in trajectory.params)
-        if abs(value - expected) > 200 * eps * size:
-            raise RuntimeError(
-                "SBPS got derivatives in forward mode that do not agree with the "
-                f"gradient ({value:g}, expected {expected:g}): does the model keep "
-                "copies of its parameters, as RNNs do? Set model=None for reverse mode"
-            )
-        self._model_checked = True
-        return grads
-
-    def _call_hooks(
-        self,
-        trajectory: Trajectory,
-        common: dict[str, Any],
-        progress: dict[str, Any],
-        begin: float,
-        line: tuple[float, float],
-    ) -> None:
-        """Calls the hooks of a segment from ``begin`` on; ``line`` has its times."""
-        line_begin, line_end = line
-        moved = False
-        interval, end = common["sample_interval"], progress["trajectory_time"]
-        first = last = 0
-        if interval is not None:
-            first, last = _C.samples_by(begin, interval), _C.samples_by(end, interval)
-        progress["observed_interval"], progress["num_samples"] = interval, last
-        for k in range(first + 1, last + 1):
-            time = k * interval
-            for hook in list(self._hooks("_sample_hooks").values()):
-                trajectory.place(line_begin + (time - begin))
-                moved = True
-                hook(self, time)
-        segment_hooks = self.__dict__.get("_segment_hooks")
-        if segment_hooks:
-            moved = True
-            for hook in list(segment_hooks.values()):
-                hook(trajectory, line_begin, line_end)
-        if moved:
-            trajectory.place(line_end)
-
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of optimizer and chain, see torch.optim.Optimizer."""
         state_dict = super().state_dict()
@@ -522,10 +529,10 @@ class SBPS(SegmentStats):
         super()._finish_loading(state_dict)
         for group in self.param_groups:
             group["clock"] = _C.BounceClock.load(group["clock"])
-        self.__dict__.pop("_trajectory", None)
+        self._trajectory = None
 
     def _watch_violations(self, common: dict[str, Any]) -> None:
-        if self.__dict__.get("_warned"):
+        if self._warned:
             return
         counts = common["num_proposals"], common["num_violations"]
         text = _C.BounceClock.warning(*counts, common["num_std"])
