@@ -5,7 +5,8 @@
 Prints a table of lines of product, tests and documents, and of the SECONDS that the
 default level of the tests took. More than 3 % of growth in lines fails: make something
 smaller, or write the new number and the reason into ``.ci/sizes``. So does a function
-of the package of more than 60 lines without its docstring, or a file of more than 550.
+of the package of more than 60 lines without its docstring, a file of more than 550, or
+a class of more than 25 methods of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ KINDS = {
     "tests": (("tests/",), CODE),
     "documents": (("",), (".md",)),
 }
-FUNCTION, FILE = 60, 550
+FUNCTION, FILE, METHODS = 60, 550, 25
 
 
 def measure() -> dict[str, int]:
@@ -66,6 +67,11 @@ def too_long() -> Iterator[str]:
                 if lines > FUNCTION:
                     place = f"{name}:{node.lineno} {node.name}()"
                     yield f"{place} has {lines} lines, more than {FUNCTION}"
+            elif isinstance(node, ast.ClassDef):
+                methods = {each.name for each in node.body if hasattr(each, "args")}
+                if len(methods) > METHODS:
+                    place = f"{name}:{node.lineno} {node.name}"
+                    yield f"{place} has {len(methods)} methods, more than {METHODS}"
 
 
 def main() -> int:

@@ -14,7 +14,6 @@ from torch_sgmcmc.control_variates import SVRG, ControlVariates
 from torch_sgmcmc.core.distributed import check_replicas, check_replicas_every
 from torch_sgmcmc.core.random_state import SharedNoiseWarning, fold_in
 from torch_sgmcmc.core.sampler import Sampler
-from torch_sgmcmc.core.state_dict import load, save
 from torch_sgmcmc.data import IndependentBatchSampler
 from torch_sgmcmc.diagnostics.convergence import to_arviz
 from torch_sgmcmc.diagnostics.learning_coefficient import (
@@ -28,6 +27,7 @@ from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
 from torch_sgmcmc.draws.predict import Prediction, Predictive, predict
 from torch_sgmcmc.draws.store import Draw, Draws, SampleStore, SampleWriter
 from torch_sgmcmc.draws.store_files import CorruptDrawError
+from torch_sgmcmc.io import load, save
 from torch_sgmcmc.priors import prior_groups
 from torch_sgmcmc.run.chain import ChainState
 from torch_sgmcmc.run.collector import Collector

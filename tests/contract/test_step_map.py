@@ -61,8 +61,8 @@ def table(counts):
 
 def test_the_table_is_the_profile():
     counts = profile()
-    assert [len(each) for each in counts] == [10, 9, 4]
-    assert set(counts[2]) < set(counts[1]) < set(counts[0])
+    assert [len(each) for each in counts] == [10, 10, 4]
+    assert set(counts[2]) < set(counts[1]) <= set(counts[0])
     page = (ROOT / "docs" / "architecture.md").read_text()
     found = re.search(r"\| file \| first step .*\n.*\n((?:\|.*\n)+)", page)
     assert found[1].splitlines() == table(counts)

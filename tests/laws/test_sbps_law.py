@@ -374,7 +374,7 @@ class MeanOfData:
         while True:
             yield random.choice(self.SIZE, self.BATCH, replace=False, shuffle=False)
 
-    def observe(self, name, closure, params, along, *others):
+    def observe(self, closure, params, along, *others):
         grads = params[0].detach().numpy() - self.x[next(self.minibatches)]
         return Observation(
             losses=torch.zeros(self.BATCH),  # finite; they do not matter

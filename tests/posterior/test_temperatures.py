@@ -488,7 +488,7 @@ def test_samplers_that_cannot_be_observed():
     class New(sg.SGLD):
         """A sampler of which the monitor has no equations."""
 
-        _saved_name = classmethod(lambda cls: cls.__name__)
+    New.__module__ = "torch_sgmcmc.samplers.new"
 
     hmc = sg.HMC(params, 0.1, num_steps=2, num_data=1.0)
     bouncy = Bouncy(params, num_data=1.0)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -279,6 +279,8 @@ class StepContext:
         self.blank: list[tuple[dict[str, Any], str, Any, int]] = []
         #: The cached step plan (step_plan.py).
         self.plan: Any = None
+        #: Lengths of the groups at the last check of their keys.
+        self.lengths: tuple[int, ...] = ()
 
     def saved(self) -> dict[str, Any]:
         """Returns a snapshot for :meth:`restore`."""
@@ -306,6 +308,14 @@ class StepContext:
     def num_chains(self) -> int | None:
         """The number of chains with equal element numbers and a seed each."""
         return None if self.spec.needs_closure else self.groups[0]["num_chains"]
+
+    def refuse_monitor(self, what: str) -> None:
+        """Raises if a TemperatureMonitor observes the sampler."""
+        if self.monitor is not None:
+            raise ValueError(
+                f"Invalid {what}: a TemperatureMonitor observes the present groups "
+                "(detach() it first, and make a new one)"
+            )
 
     def noise(self) -> dict[str, Any]:
         """Returns the operator arguments that key the noise."""
@@ -432,26 +442,6 @@ def nonfinite_policy(context: StepContext) -> str:
     return groups[0]["nonfinite"]
 
 
-class _Parts(Protocol):
-    """The parts of a sampler, whose class is not known here."""
-
-    _context: StepContext
-    process_group: ProcessGroup | None
-
-    def _gather(self) -> list[TensorLists]: ...
-    def _check_all_groups(self) -> None: ...
-    def _rescale_now(self, context: StepContext) -> None: ...
-    def _begin_step(self) -> None: ...
-    def _uses_gradients(self, group: dict[str, Any]) -> bool: ...
-    def _operator_of(self, group: dict[str, Any]) -> Any: ...
-    def _operator_numbers(self, group: dict[str, Any]) -> dict[str, Any]: ...
-    def _saved_name(self) -> str: ...
-
-
-def _parts(sampler: Optimizer) -> _Parts:
-    return cast(_Parts, sampler)
-
-
 def context_of(sampler: Optimizer) -> StepContext:
     """Returns the step context, with the optimizer's present groups and state."""
     own: Any = sampler  # a cast would take time in each step
@@ -466,50 +456,8 @@ def context_of(sampler: Optimizer) -> StepContext:
     return context
 
 
-def tensor_lists_of(sampler: Optimizer) -> list[TensorLists]:
-    """Returns the tensor lists of the next step; checks groups and gradients."""
-    return _parts(sampler)._gather()
-
-
-def check_groups_of(sampler: Optimizer) -> None:
-    """Raises if a hyperparameter is invalid."""
-    _parts(sampler)._check_all_groups()
-
-
-def rescale_momenta(sampler: Optimizer) -> None:
-    """Rescales the momenta of a capturable sampler to its lr, T and N.
-
-    Raises if a hyperparameter is out of range; nothing has changed then.
-    """
-    check_groups_of(sampler)
-    _parts(sampler)._rescale_now(context_of(sampler))
-
-
-def begin_step(sampler: Optimizer) -> None:
-    """Checks seed, counters and ranks before a step."""
-    _parts(sampler)._begin_step()
-
-
-def operator_of(sampler: Optimizer, group: dict[str, Any]) -> str | None:
-    """Returns the name of a group's operator.
-
-    None if gradients change its state before the operator does.
-    """
-    if _parts(sampler)._uses_gradients(group):
-        return None
-    return _parts(sampler)._operator_of(group).name
-
-
-def numbers_of(sampler: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
-    """Returns a group with the numbers of its next step."""
-    return {**group, **_parts(sampler)._operator_numbers(group)}
-
-
-def kind_of(sampler: Optimizer) -> str:
+def kind_of(sampler: Optimizer | type) -> str:
     """Returns the name of the sampler's first class that this library defines."""
-    return _parts(sampler)._saved_name()
-
-
-def has_hooks(sampler: Optimizer) -> bool:
-    """Returns whether hooks are called before or after the steps."""
-    return bool(sampler._optimizer_step_pre_hooks or sampler._optimizer_step_post_hooks)
+    library = __name__.partition(".")[0] + "."
+    kind = sampler if isinstance(sampler, type) else type(sampler)
+    return next(c for c in kind.__mro__ if c.__module__.startswith(library)).__name__

@@ -23,7 +23,7 @@ from torch_sgmcmc.core.context import (
     name_of,
     state_dtype,
 )
-from torch_sgmcmc.core.hyperparams import rests, wrong_type
+from torch_sgmcmc.core.hyperparams import wrong_type
 from torch_sgmcmc.core.ops import HAS_CUDA
 from torch_sgmcmc.core.random_state import SIZES, STEP
 from torch_sgmcmc.core.utils import DTYPES
@@ -288,72 +288,6 @@ def reassign_noise_offsets(
         del context.state[p]
         changed = True
     return changed
-
-
-def gather(context: StepContext) -> list[TensorLists]:
-    """Checks gradients and returns the lists to update."""
-    missing_grads = context.missing_grads
-    if missing_grads.any:
-        missing_grads.begin()
-    work: list[TensorLists] = []
-    for group in context.groups:
-        if rests(group):
-            continue
-        work.extend(_of_group(context, group))
-    if not work and not all(map(rests, context.groups)):
-        missing_grads.record_none()
-    return work
-
-
-def _of_group(context: StepContext, group: dict[str, Any]) -> list[TensorLists]:
-    """Returns the group's parameters with a gradient, a list for each device."""
-    params: list[Tensor] = []
-    grads: list[Tensor] = []
-    offsets: list[int] = []
-    sizes = group["sizes"]
-    if context.num_chains is not None:
-        sizes = [context.num_chains * size for size in sizes]
-    if len(group["params"]) != len(sizes):
-        raise unlike_sizes(context, group)
-    strided, on_cpu = torch.strided, True
-    check_gradient = context.placement.check_gradient
-    for p, offset, size in zip(group["params"], group["offsets"], sizes, strict=True):
-        if not p.requires_grad:
-            continue
-        if p.numel() != size:
-            raise unlike_sizes(context, group)
-        grad = p.grad
-        if grad is None:
-            context.missing_grads.add(p)
-            continue
-        if grad.layout is not strided:
-            raise RuntimeError(
-                f"{context.name} does not support sparse gradients: got one of layout "
-                f"{grad.layout} for a parameter of shape {list(p.shape)} (for "
-                "nn.Embedding, use sparse=False)"
-            )
-        check_gradient(context.name, p, grad)
-        params.append(p)
-        grads.append(grad)
-        offsets.append(offset)
-        if not p.is_cpu:
-            on_cpu = False
-    if not params:
-        return []
-    if on_cpu:
-        return [TensorLists(group, params, grads, offsets)]
-    devices = {p.device for p in params}
-    if any(device.type == "cuda" for device in devices):
-        check_cuda(context.name, group)
-    if len(devices) == 1:
-        return [TensorLists(group, params, grads, offsets)]
-    work: dict[torch.device, TensorLists] = {}
-    for p, grad, offset in zip(params, grads, offsets, strict=True):
-        lists = work.setdefault(p.device, TensorLists(group, [], [], []))
-        lists.params.append(p)
-        lists.grads.append(grad)
-        lists.offsets.append(offset)
-    return list(work.values())
 
 
 def check_cuda(sampler: str, group: dict[str, Any]) -> None:

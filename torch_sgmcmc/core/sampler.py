@@ -1,73 +1,94 @@
 """The base class of all samplers: a torch optimizer with reproducible noise.
 
 Note [Chains with seeds of their own]
-With ``num_chains=K`` every parameter has a leading dimension of K chains, as made by
-:func:`torch.func.stack_module_state`. Each chain's elements have the same numbers.
-Chain k draws its noise with the seed ``fold_in(seed, k)`` (Note [Chains side by side],
-csrc/launch/plan.h). Chain k is bitwise identical to the chain of a sampler with that
-seed and chain k's gradients. A skipped step is skipped for every chain.
+With ``num_chains=K`` every parameter has a leading dimension of K chains, whose
+elements have the same numbers. Chain k draws its noise with the seed ``fold_in(seed,
+k)`` (Note [Chains side by side], csrc/launch/plan.h), and is bitwise the chain of a
+sampler with that seed and chain k's gradients. A skipped step is skipped for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import partial, wraps
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import _profiler_enabled
+from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     _global_optimizer_post_hooks,
     _global_optimizer_pre_hooks,
 )
 
-from torch_sgmcmc.core import bookkeeping, distributed
-from torch_sgmcmc.core.bookkeeping import Bookkeeping
-from torch_sgmcmc.core.context import (
-    StepContext,
-    TensorLists,
-    context_of,
-    nonfinite_policy,
-)
-from torch_sgmcmc.core.distributed import claim_seed, holds_seed
+from torch_sgmcmc.core import distributed, parameters
+from torch_sgmcmc.core.context import MissingGrads, StepContext, context_of, kind_of
+from torch_sgmcmc.core.distributed import holds_seed
 from torch_sgmcmc.core.finite_check import (
     SkipStep,
-    check_finite,
     count_skipped_step,
     is_any_nonfinite,
     raise_nonfinite,
     raise_pending_error,
+    read_pending,
 )
+from torch_sgmcmc.core.groups import (
+    NewGroup,
+    blank_state,
+    check_memory,
+    check_parameter,
+    fill_state,
+    fill_state_early,
+    find_placement,
+    show_values,
+    target_summary,
+)
+from torch_sgmcmc.core.hooks import Hooks
 from torch_sgmcmc.core.hyperparams import (
-    ESTIMATE_SETTINGS,
-    MEANINGFUL_KEYS,
+    check_capturable,
+    check_choice,
     documented,
-    noise_estimate,
-    rests,
+    draw_seed,
+    plain,
     with_known_arguments,
 )
-from torch_sgmcmc.core.parameters import check_fits, gather
+from torch_sgmcmc.core.random_state import RandomState
 from torch_sgmcmc.core.state import (
     PRIOR_MEAN,
+    complete_given,
     draw_from_prior,
+    number_or,
     record_estimate,
-    redraw_momenta,
-    rescale_now,
-    rescalings,
     restore_given,
 )
-from torch_sgmcmc.core.step_plan import Operator, StepPlan, Update, trace
+from torch_sgmcmc.core.state_dict import (
+    check_state_dict,
+    drop_blank_state,
+    expected,
+    finish_loading,
+    matched_by_name,
+    saved_groups,
+    saved_state,
+)
+from torch_sgmcmc.core.step_plan import StepPlan
+from torch_sgmcmc.core.steps import (
+    build_plan,
+    gather_work,
+    pack_again,
+    settle_created,
+    trace_step,
+)
 
 
-class Sampler(Bookkeeping):
+class Sampler(Hooks):
     r"""Base class of the samplers: a :class:`torch.optim.Optimizer`.
 
     A subclass consists of its signature and ``_SPEC``, which reads hyperparameters,
-    state and update from tables of C++. Hooks express what no table can:
-    :meth:`_check_group`, :meth:`_prepare`, :meth:`_operator_numbers`,
-    :meth:`_uses_gradients`, :meth:`_run_step`.
+    state and update from tables of C++. What no table can express are overridden
+    methods of :class:`Hooks`, or ``_run_step``.
 
     The sampler owns its seed, counters and noise offsets. The param groups show them,
     so that ``state_dict``, pickle and deepcopy carry them. A step raises if a group
@@ -106,10 +127,10 @@ class Sampler(Bookkeeping):
     ``group["prior_mean"]``.
 
     Args:
-        params: parameters, dicts that define param groups, or named parameters, as for
-            every torch optimizer: dense, on CPU or CUDA, in float32, float64, bfloat16
-            or float16, no two in the same memory. Gradient-only samplers and HMC also
-            take DTensors, as made by ``fully_shard``.
+        params: parameters, param groups, or named parameters, as for every torch
+            optimizer: dense, on CPU or CUDA, in float32, float64, bfloat16 or float16,
+            no two in the same memory. Gradient-only samplers and HMC also take
+            DTensors, as made by ``fully_shard``.
         defaults: hyperparameters of groups that do not set their own.
         seed: any 64-bit int. None draws one from torch's default generator; ranks of
             ``process_group`` derive theirs from its first rank's.
@@ -133,54 +154,217 @@ class Sampler(Bookkeeping):
         is always a collective call. More: docs/distributed.md.
     """
 
+    state: defaultdict[Any, Any]  # also by a name: common_state
+
+    #: The ranks that sample this chain together; None is all. Not saved.
+    process_group: ProcessGroup | None = None
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.__doc__ = documented(cls.__doc__)
         if "__init__" in cls.__dict__:
             cls.__init__ = with_known_arguments(cls.__init__)  # type: ignore[method-assign]
 
-    def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
-        operator = self._SPEC.operator
-        return {} if operator is None else operator.blank_state(p)
+    def __init__(
+        self,
+        params: Iterable[Any],
+        defaults: dict[str, Any],
+        seed: int | None,
+        nonfinite: str = "raise",
+        capturable: bool = False,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        check_capturable(capturable)
+        distributed.check_group(process_group)
+        self.process_group = process_group
+        spec = self._SPEC
+        check_choice(nonfinite, spec.nonfinite)
+        defaults |= {"capturable": capturable, "nonfinite": nonfinite}
+        defaults = plain(defaults)
+        defaults[PRIOR_MEAN], self._first_means = number_or(defaults[PRIOR_MEAN])
+        self._check_group(defaults)
+        # Recorded now: torch adds keys to ``defaults`` later.
+        self._group_keys = frozenset((*defaults, *spec.managed))
+        if distributed.is_zero():
+            distributed.refuse_zero(type(self).__name__)
+        rng = RandomState(kind_of(self), spec.progress, spec.records)
+        rng.seed = draw_seed(seed)
+        self._context = StepContext(type(self).__name__, self._group_keys, rng, spec)
+        self._is_complete = False
+        super().__init__(params, defaults)
+        del self._is_complete
+        del self._first_means
+        context = context_of(self)
+        check_memory(context)
+        self._check_ranks()
+        context.seed_is_drawn = seed is None
+        distributed.settle(context)
+        fill_state_early(self)
 
-    def _operator_of(self, group: dict[str, Any]) -> Operator:
-        assert self._SPEC.operator is not None
-        return self._SPEC.operator
+    def __getstate__(self) -> dict[str, Any]:
+        read_pending(context := context_of(self))
+        context.rng.check(context.name, context.groups)
+        context.clear_blank_state()  # a copy could not recognise it
+        state = {**super().__getstate__(), "_group_keys": self._group_keys}
+        kept = ((p, dict(each)) for p, each in self.state.items())
+        state["state"] = defaultdict(dict, kept)
+        fill_state_early(self)
+        return state
 
-    def _prepare(self, context: StepContext, work: TensorLists) -> Any:
-        """Initialises state and makes checks that need it, before any update.
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("process_group", None)
+        groups, spec = self.param_groups, self._SPEC
+        is_copied = not hasattr(self, "_context")  # else it loads a state dict
+        if is_copied:
+            rng = RandomState.of(groups, spec.progress, spec.records)
+            name = type(self).__name__
+            self._context = StepContext(name, self._group_keys, rng, spec)
+        context = context_of(self)
+        context.keep_created()
+        context.missing_grads = MissingGrads(groups)
+        find_placement(context)
+        if is_copied:
+            show_values(context)
+            fill_state_early(self)
 
-        Returns:
-            The state lists that the operator takes, in its row's order.
+    @property
+    def seed(self) -> int:
+        """The seed that keys all noise of this sampler."""
+        return self._context.rng.seed
+
+    @property
+    def num_skipped(self) -> int:
+        """The number of steps skipped because gradients were not finite."""
+        read_pending(context_of(self))
+        return int(self._context.rng.num_skipped)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a param group, whose noise offsets follow the existing ones.
+
+        Args:
+            param_group: ``{"params": ..., hyperparameters ...}``; missing
+                hyperparameters are taken from the defaults.
+
+        Raises:
+            ValueError: a hyperparameter is unknown or out of range, or a parameter
+                cannot be sampled (see the class). Nothing has been added.
         """
-        return self._operator_of(work.group).prepare(context, work)
+        self._context.refuse_monitor("param group")
+        new = NewGroup(self, param_group)
+        super().add_param_group(new.given)
+        new.complete()
+        self._parameters_changed()
+        show_values(context_of(self))
+        record_estimate(context_of(self))
+        if self._is_complete:
+            fill_state_early(self)
 
-    def _prepare_all(self, context: StepContext, work: list[TensorLists]) -> list[Any]:
-        """Calls :meth:`_prepare` for all lists, for checks that concern several."""
-        return [self._prepare(context, lists) for lists in work]
+    def reassign_noise_offsets(self) -> None:
+        """Assigns offsets to parameters that have grown, shrunk or been replaced.
 
-    def _uses_gradients(self, group: dict[str, Any]) -> bool:
-        """Returns whether the gradients change a group's state before the update.
+        After ``p.data = longer``, or a change of a group's ``params``, :meth:`step`
+        raises, since a grown parameter would use its neighbour's noise. This method
+        gives each parameter with a new size its own elements in the noise stream,
+        behind all that were ever used; other parameters keep theirs. (In a group with
+        another number of parameters, all get new ones.) State stays with its parameter;
+        state without a parameter is dropped. State dicts hold the offsets, and a
+        sampler that is built with parameters of the new sizes loads them.
 
-        Gradients are then checked first, and each step has its own plan.
+        Momenta and other state must have the new shape before, as for any optimizer:
+        select and add rows of parameters and of ``state[p]`` alike.
+
+        Raises:
+            ValueError: a tensor of the state does not have its parameter's shape, a
+                parameter cannot be sampled or is listed twice, or a
+                :class:`TemperatureMonitor` observes the sampler. Nothing has changed.
         """
-        return False
+        context = context_of(self)
+        context.refuse_monitor("parameters")
+        context.rng.check(context.name, context.groups)
+        check = partial(check_parameter, self)
+        if parameters.reassign_noise_offsets(context, check):
+            find_placement(context)
+            self._parameters_changed()
+            show_values(context)
 
-    def _is_repeated(self, group: dict[str, Any]) -> bool:
-        """Returns whether a plan holds for further steps of a group."""
-        return not self._uses_gradients(group)
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the param groups, with seed and step, and the parameters' state.
 
-    def _handle_no_gradients(self, context: StepContext) -> None:
-        context.rng.count()
+        The result is a snapshot: later steps do not change it. (A state dict of torch's
+        optimizers shares its tensors with the optimizer.)
+        """
+        read_pending(context := context_of(self))
+        restore_given(context)
+        state_dict = super().state_dict()
+        return {
+            **state_dict,
+            "state": saved_state(context, state_dict["state"]),
+            "param_groups": saved_groups(context, state_dict["param_groups"]),
+        }
 
-    def _operator_numbers(self, group: dict[str, Any]) -> dict[str, Any]:
-        """Returns numbers that replace the group's as arguments of the operator."""
-        numbers: dict[str, Any] = {}
-        if ESTIMATE_SETTINGS in group and not isinstance(group["noise_estimate"], str):
-            numbers["noise_estimate"] = noise_estimate(group)
-        if isinstance(group.get("lr"), Tensor):
-            numbers["lr"] = float(group["lr"])
-        return numbers
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a state dict; the resumed chain is bitwise identical.
+
+        Args:
+            state_dict: the result of :meth:`state_dict`, for the same parameters in the
+                same order.
+
+        Raises:
+            ValueError: it comes from another kind of optimizer or from other
+                parameters, or has a value out of range.
+            TypeError: it has a value of a wrong type.
+
+        After any error, also of a hook, nothing has been loaded.
+        """
+        loading: dict[str, Any] = {}
+
+        def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+            loading.update(matched_by_name(context_of(self), expected(self), given))
+            self._check_state_dict(loading)
+            return loading
+
+        def finish(_: Optimizer) -> None:
+            complete_given(self.param_groups, self.state, present["state"])
+            self._finish_loading(loading)
+            self._context.rng.load(self.param_groups)
+            show_values(context_of(self))
+
+        present, context = {**self.__dict__}, self._context.saved()
+        # Makes this check the last pre hook, and finish() the first post hook.
+        before = self.register_load_state_dict_pre_hook(check)
+        after = self.register_load_state_dict_post_hook(finish, prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        except BaseException:
+            self.__dict__.update(present)
+            self._context.restore(context)
+            context_of(self)
+            raise
+        finally:
+            before.remove()
+            after.remove()
+        first = self.param_groups[0]
+        kept = ("capturable", "nonfinite")
+        self.defaults.update({key: first[key] for key in kept})
+        self._context.pending = self._context.error = None  # of the former chain
+        self._context.seed_is_drawn = False
+        self._context.blank = []
+        fill_state_early(self)
+        self._context.missing_grads = MissingGrads(self.param_groups)
+
+    def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raises unless the state dict fits this sampler and its parameters."""
+        check_state_dict(context_of(self), expected(self), state_dict)
+        num_chains = state_dict["param_groups"][0].get("num_chains")
+        for p in context_of(self).params:
+            parameters.check_chains(p, num_chains)
+
+    def _finish_loading(self, state_dict: dict[str, Any]) -> None:
+        """Completes torch's loading of a checked state dict."""
+        finish_loading(context_of(self), state_dict)
+        if int(state_dict["param_groups"][0]["step"]) == 0:
+            drop_blank_state(context_of(self), partial(blank_state, self))
 
     @staticmethod
     def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -229,18 +413,6 @@ class Sampler(Bookkeeping):
         else:
             super().zero_grad(set_to_none)
 
-    def _begin_step(self) -> None:
-        context = context_of(self)
-        context.rng.check(context.name, context.groups)
-        restore_given(context)
-        self._settle()
-        claim_seed(context)
-
-    def _settle(self) -> None:
-        if not self._context.is_settled and distributed.has_ranks():
-            self._check_ranks()
-            self._context.is_settled = self._agree()
-
     def step(self, closure: Callable[..., Any] | None = None) -> Any:
         """Makes one update of all parameters that have a gradient.
 
@@ -263,7 +435,7 @@ class Sampler(Bookkeeping):
         """
         if torch.compiler.is_compiling():
             with torch.no_grad():
-                return self._trace_step(closure)
+                return trace_step(self, self._evaluate(closure))
         # Does the work of no_grad() in a third of its time. An interrupt inside of any
         # no_grad() may leave autograd switched off.
         enabled, had_blank_state = torch.is_grad_enabled(), bool(self._context.blank)
@@ -273,7 +445,7 @@ class Sampler(Bookkeeping):
         finally:
             torch._C._set_grad_enabled(enabled)
             if had_blank_state:  # the step has failed or was skipped
-                self._fill_state()
+                fill_state(self)
         if self._context.missing_grads.any:
             self._context.missing_grads.check(type(self).__name__, self.param_groups)
         return result
@@ -287,18 +459,11 @@ class Sampler(Bookkeeping):
             if plan is not None:
                 self._launch(context, plan, grads)
         except BaseException as error:
-            self._settle_created(context, plan)
+            settle_created(context, plan)
             if not isinstance(error, SkipStep):
                 raise
             count_skipped_step(context)
         return loss
-
-    def _settle_created(self, context: StepContext, plan: StepPlan | None) -> None:
-        """Removes new state after a failed step, unless the update was launched."""
-        if plan is not None and plan.is_counted():
-            context.keep_created()
-        else:
-            context.undo_created()
 
     def _evaluate(self, closure: Callable[[], Any] | None) -> Any:
         """Raises a GPU's pending error of the last step, then calls the closure."""
@@ -318,118 +483,10 @@ class Sampler(Bookkeeping):
             if context.is_settled or distributed.world_size() == 1:
                 grads = plan.gradients()
                 if grads is not None:
-                    if plan.has_same_numbers() or self._pack_again(context, plan):
+                    if plan.has_same_numbers() or pack_again(self, context, plan):
                         context.plan = plan
                         return plan, grads
-        return self._build_plan(context)
-
-    def _pack_again(self, context: StepContext, plan: StepPlan) -> bool:
-        """Packs the groups' numbers; returns False if a new plan is needed."""
-        self._check_all_groups()
-        if self._SPEC.records and self.defaults["capturable"]:
-            self._rescale_now(context)
-        changes = rescalings(context) if self._SPEC.records else []
-        if self._kinds(context) != plan.kinds or any(each.draws for each in changes):
-            return False
-        if self._SPEC.records:
-            record_estimate(context)
-        plan.note_numbers()
-        plan.pack([self._operator_numbers(work.group) for work in plan.work], changes)
-        return True
-
-    def _kinds(self, context: StepContext) -> list[Any]:
-        """Returns the values that select each group's operator."""
-        kinds: list[Any] = [nonfinite_policy(context), context.groups[0]["capturable"]]
-        for group in context.groups:
-            kinds.append(None if rests(group) else self._operator_of(group))
-            kinds.append(self._uses_gradients(group))
-        return kinds
-
-    def _build_plan(self, context: StepContext) -> tuple[StepPlan | None, list[Tensor]]:
-        """Checks groups and gradients, creates state, and makes a plan of both."""
-        self._begin_step()
-        work = self._work_of(context)
-        if not work:
-            return None, []
-        updates, checks = self._updates_of(context, work)
-        plan = StepPlan(context, updates, checks=checks, waits=self._SPEC.waits)
-        grads_of = {id(lists.params): lists.grads for lists in work}
-        grads = [g for lists in plan.work for g in grads_of[id(lists.params)]]
-        changes = rescalings(context) if self._SPEC.records else []
-        plan.pack([self._operator_numbers(lists.group) for lists in plan.work], changes)
-        if self._can_be_cached(context, work):
-            plan.kinds = self._kinds(context)
-            plan.watch(self._hyperparameters())
-            context.plan = plan
-        return plan, grads
-
-    def _trace_step(self, closure: Callable[[], Any] | None) -> Any:
-        """Makes a step under torch.compile, without plan guards."""
-        loss = self._evaluate(closure)
-        context = context_of(self)
-        work = self._work_of(context)
-        if work:
-            updates, checks = self._updates_of(context, work)
-            instead = [self._operator_numbers(lists.group) for lists in work]
-            trace(context, updates, work, instead, checks=checks)
-        return loss
-
-    def _work_of(self, context: StepContext) -> list[TensorLists]:
-        """Checks groups and gradients; returns the lists to update."""
-        self._check_all_groups()
-        if self._SPEC.records:
-            record_estimate(context)
-        work = gather(context)
-        is_compiling = torch.compiler.is_compiling()
-        if all(map(rests, context.groups)):
-            if not is_compiling and not any(context.state.values()):
-                self._fill_state()
-            return []
-        if not is_compiling:
-            context.clear_blank_state()
-            context.link_step()
-        if self._SPEC.records and self.defaults["capturable"]:
-            self._rescale_now(context)
-        if not work:
-            self._handle_no_gradients(context)
-        return work
-
-    def _updates_of(
-        self, context: StepContext, work: list[TensorLists]
-    ) -> tuple[list[Update], bool]:
-        """Creates state; returns the updates, and True if gradients need a check."""
-        uses_gradients = any(self._uses_gradients(lists.group) for lists in work)
-        has_several_devices = len({lists.params[0].device for lists in work}) > 1
-        if has_several_devices or (uses_gradients and len(work) > 1):
-            # An operator changes nothing if its arguments do not fit, but by then
-            # other state, or another device's parameters, may have changed.
-            check_fits(context, work)
-        if uses_gradients:
-            check_finite(context, work)
-        redraw_momenta(context)
-        prepared = self._prepare_all(context, work)
-        updates = [
-            Update(self._operator_of(lists.group), lists._replace(grads=[]), state)
-            for lists, state in zip(work, prepared, strict=True)
-        ]
-        return updates, nonfinite_policy(context) != "ignore" and not uses_gradients
-
-    def _can_be_cached(self, context: StepContext, work: list[TensorLists]) -> bool:
-        """Returns whether the plan's guard detects every change."""
-        wanted = [
-            p
-            for group in context.groups
-            if not rests(group)
-            for p in group["params"]
-            if p.requires_grad
-        ]
-        return (
-            not context.placement.is_sharded
-            and len(wanted) == sum(len(lists.params) for lists in work)
-            and all(self._is_repeated(lists.group) for lists in work)
-            and all(type(group) is dict for group in context.groups)
-            and all(isinstance(state, dict) for state in context.state.values())
-        )
+        return build_plan(self, context)
 
     def _launch(
         self, context: StepContext, plan: StepPlan, grads: list[Tensor]
@@ -442,33 +499,10 @@ class Sampler(Bookkeeping):
                 context.monitor._observe(plan.observed(grads))
             is_made = plan.launch(grads)
         except RuntimeError:
-            self._gather()  # its error names the parameter
+            gather_work(self)  # its error names the parameter
             raise
         if not is_made:
             raise_nonfinite(context, plan.params, grads)
-
-    def _hyperparameters(self) -> list[str]:
-        names = [row.name for row in self._SPEC.settings]
-        more = (PRIOR_MEAN, "nonfinite", "capturable", *MEANINGFUL_KEYS)
-        return [*dict.fromkeys((*names, *more))]
-
-    def _gather(self, *, checked: bool = False) -> list[TensorLists]:
-        """Checks gradients, and groups unless checked; returns the lists to update."""
-        if not checked:
-            self._check_all_groups()
-        context = context_of(self)
-        if self._SPEC.records:
-            record_estimate(context)
-        work = gather(context)
-        if len(work) > 1:
-            # An operator changes nothing if its arguments do not fit, but by then
-            # another group's may have made its update.
-            check_fits(context, work)
-        return work
-
-    def _rescale_now(self, context: StepContext) -> None:
-        redraw_momenta(context)
-        rescale_now(context)
 
     def draw_from_prior(self) -> list[str]:
         """Moves the parameters to a draw from N(μ, T / λ), the start of a chain.
@@ -489,33 +523,7 @@ class Sampler(Bookkeeping):
 
     def target_summary(self) -> str:
         """Describes the sampled distribution: data scale, prior, temperature."""
-        return bookkeeping.target_summary(context_of(self))
-
-
-class SharedSettings(Sampler):
-    """A sampler that makes one decision for all param groups, on the host.
-
-    Its spec has ``needs_closure``, and names its counters and shared hyperparameters.
-    """
-
-    # GradScaler.step() then marks the sampler, and step() detects the mark.
-    _step_supports_amp_scaling = True
-
-    def _begin_step(self) -> None:
-        super()._begin_step()
-        context = context_of(self)
-        context.clear_blank_state()
-        context.link_step()
-        context.keep_created()
-
-    def _set(self, **values: Any) -> None:
-        progress = {k: v for k, v in values.items() if k in self._SPEC.progress}
-        self._rng.set_progress(self.param_groups, **progress)
-        for group in self.param_groups:
-            group.update(values)
-
-    def _all_params(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
+        return target_summary(context_of(self))
 
 
 def check_sampler(sampler: object) -> None:

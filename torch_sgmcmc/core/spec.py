@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch.optim import Optimizer
 
 from torch_sgmcmc.core.context import kind_of
-from torch_sgmcmc.core.hyperparams import MANAGED, records_of, settings
+from torch_sgmcmc.core.hyperparams import MANAGED, MEANINGFUL_KEYS, records_of, settings
 from torch_sgmcmc.core.state import PRIOR_MEAN
 from torch_sgmcmc.core.step_plan import Operator
 
@@ -126,6 +126,9 @@ class SamplerSpec:
         self.records = records_of(self.state, names)
         #: Keys of a group that the sampler manages itself, and a user cannot set.
         self.managed = (*MANAGED, *self.shared, *self.progress, *self.records)
+        #: Keys of a group that a cached plan depends on.
+        more = (PRIOR_MEAN, "nonfinite", "capturable", *MEANINGFUL_KEYS)
+        self.watched = [*dict.fromkeys((*names, *more))]
         assert name not in _SPECS, f"{name} has a spec"
         _SPECS[name] = self
 

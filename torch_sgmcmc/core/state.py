@@ -423,6 +423,12 @@ def given(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: state[key] for key in keys if key in state}
 
 
+def note_given(context: StepContext) -> None:
+    """Records the state that the user has given, in place of what was known."""
+    context.given = {}
+    restore_given(context)
+
+
 def restore_given(context: StepContext) -> None:
     """Restores what the user has given and then cleared, and records all of it.
 

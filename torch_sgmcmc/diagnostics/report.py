@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from torch_sgmcmc.core.hyperparams import wrong_type
-from torch_sgmcmc.core.state_dict import replace_file
 from torch_sgmcmc.core.utils import panels
 from torch_sgmcmc.diagnostics import run_issues, run_record
 from torch_sgmcmc.diagnostics.convergence import Convergence
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
 from torch_sgmcmc.draws.store import Draw, SampleStore
 from torch_sgmcmc.draws.store_files import finite
+from torch_sgmcmc.io import replace_file
 
 # Most quantities of the outputs that are compared; rows of the table of tensors.
 _MOST, _ROWS = 2000, 12

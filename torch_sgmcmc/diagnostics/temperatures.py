@@ -13,22 +13,17 @@ import torch
 from torch import Tensor
 
 from torch_sgmcmc.core import hyperparams
-from torch_sgmcmc.core.context import (
-    StepContext,
-    TensorLists,
-    context_of,
-    tensor_lists_of,
-)
+from torch_sgmcmc.core.context import StepContext, TensorLists, context_of
 from torch_sgmcmc.core.parameters import fresh_gradients
 from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import traits_of
 from torch_sgmcmc.core.state_dict import check_count, check_keys, check_tensor
+from torch_sgmcmc.core.steps import tensor_lists_of
 from torch_sgmcmc.core.utils import panels
 from torch_sgmcmc.diagnostics.temperature_means import (
     MOST_ROWS,
     NOISE_EVERY,
     Means,
-    TemperatureMeans,
 )
 from torch_sgmcmc.diagnostics.temperature_sums import (
     Row,
@@ -216,7 +211,7 @@ class TemperatureMonitor:
         """
         check_keys(state_dict, type(self).__name__, "every", "series")
         hyperparams.check_integer("every", state_dict["every"], low=1)
-        previous = self._read_previous(state_dict.get("previous_gradients"))
+        previous = _read_previous(state_dict.get("previous_gradients"), self._params)
         self._means.state = state_dict["series"]
         self._rows.clear()
         self._others = []
@@ -224,29 +219,6 @@ class TemperatureMonitor:
         self._every, self._previous = state_dict["every"], previous
         group = self._attached().param_groups[0]
         self._interval = _interval_of(self._every, group)
-
-    def _read_previous(
-        self, saved: Mapping[str, Any] | None
-    ) -> tuple[int, dict[Tensor, Tensor]] | None:
-        if saved is None:
-            return None
-        step = check_count("step", saved["step"])
-        grads = {}
-        for place, grad in saved["gradients"].items():
-            if place not in range(len(self._params)):
-                raise ValueError(
-                    "Invalid state_dict: previous_gradients (must be of the "
-                    f"{len(self._params)} parameters, by their numbers)"
-                )
-            p = self._params[place]
-            what = f"previous gradient of parameter {place}"
-            check_tensor(what, grad, p.shape)
-            if not bool(grad.isfinite().all()):
-                raise ValueError(
-                    f"Invalid state_dict: {what} has elements that are not finite"
-                )
-            grads[p] = grad.detach().to(p.device, p.dtype, copy=True)
-        return step, grads
 
     @torch.no_grad()
     def observe(self, closure: Callable[[], Any]) -> None:
@@ -277,7 +249,7 @@ class TemperatureMonitor:
             fresh_gradients(sampler, closure)
             work = tensor_lists_of(sampler)
             if self._compares:
-                self._others_at = self._versions()
+                self._others_at = _versions(self._params)
                 self._others = self._sums.of(self._observed_context(), work)
             else:
                 self._add(work, plain=True)
@@ -335,7 +307,7 @@ class TemperatureMonitor:
         if not self._others:
             return
         # Something else, such as a checkpoint, may have moved the parameters.
-        if self._versions() == self._others_at:
+        if _versions(self._params) == self._others_at:
             used = self._sums.of(self._observed_context(), work)
             self._forces.append((self._others, used))
         self._others = []
@@ -354,27 +326,14 @@ class TemperatureMonitor:
         if len(self._rows) >= MOST_ROWS:
             self._read()
 
-    def _versions(self) -> list[int]:
-        return [0 if p.is_inference() else p._version for p in self._params]
-
-    def _read(self) -> None:
+    def _read(self) -> Means:
         for rows, has_noise in self._rows:
             self._means.add(observed(rows), has_noise)
         self._rows.clear()
         for others, used in self._forces:
             self._means.add_forces(observed(used), observed(others))
         self._forces.clear()
-
-    def _series(self, place: int) -> TemperatureMeans:
-        self._read()
-        return self._means.series[place]
-
-    def _index(self, name: str | int) -> int:
-        if isinstance(name, int) and 0 <= name < len(self._names):
-            return name
-        if name not in self._names:
-            raise ValueError(f"Invalid name: {name!r} (must be one of {self._names})")
-        return self._names.index(name)
+        return self._means
 
     @property
     def sampler(self) -> Any:
@@ -384,7 +343,7 @@ class TemperatureMonitor:
     @property
     def num_observed(self) -> int:
         """The number of observed steps."""
-        return self._series(-1).kinetic.count
+        return self._read().series[-1].kinetic.count
 
     @property
     def interval(self) -> int:
@@ -398,7 +357,7 @@ class TemperatureMonitor:
 
     def tensor(self, name: str | int) -> Temperatures:
         """Returns the temperatures of a tensor, by its name or index."""
-        return self._temperatures(self._index(name))
+        return self._temperatures(_index_of(self._names, name))
 
     def group(self, index: int) -> Temperatures:
         """Returns the temperatures of a param group."""
@@ -418,7 +377,8 @@ class TemperatureMonitor:
 
     def over_time(self, name: str | int | None = None) -> tuple[list[float], ...]:
         """Returns T_kin and T_conf of a tensor, or of all, by batches of steps."""
-        series = self._series(-1 if name is None else self._index(name))
+        place = -1 if name is None else _index_of(self._names, name)
+        series = self._read().series[place]
         return list(series.kinetic.means), list(series.configurational.means)
 
     def issues(
@@ -512,3 +472,39 @@ def _share_memory(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None or a is b:
         return False
     return a.numel() > 0 and a.data_ptr() == b.data_ptr()
+
+
+def _read_previous(
+    saved: Mapping[str, Any] | None, params: list[Tensor]
+) -> tuple[int, dict[Tensor, Tensor]] | None:
+    if saved is None:
+        return None
+    step = check_count("step", saved["step"])
+    grads = {}
+    for place, grad in saved["gradients"].items():
+        if place not in range(len(params)):
+            raise ValueError(
+                "Invalid state_dict: previous_gradients (must be of the "
+                f"{len(params)} parameters, by their numbers)"
+            )
+        p = params[place]
+        what = f"previous gradient of parameter {place}"
+        check_tensor(what, grad, p.shape)
+        if not bool(grad.isfinite().all()):
+            raise ValueError(
+                f"Invalid state_dict: {what} has elements that are not finite"
+            )
+        grads[p] = grad.detach().to(p.device, p.dtype, copy=True)
+    return step, grads
+
+
+def _versions(params: list[Tensor]) -> list[int]:
+    return [0 if p.is_inference() else p._version for p in params]
+
+
+def _index_of(names: list[str], name: str | int) -> int:
+    if isinstance(name, int) and 0 <= name < len(names):
+        return name
+    if name not in names:
+        raise ValueError(f"Invalid name: {name!r} (must be one of {names})")
+    return names.index(name)

@@ -29,7 +29,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from torch_sgmcmc.core.state_dict import replace_file, sync_folder
+from torch_sgmcmc.io import replace_file, sync_folder
 
 _FORMAT = 1
 _LINE_SUM = b', "line_crc32": '

@@ -24,7 +24,6 @@ from torch_sgmcmc.core.hyperparams import wrong_result
 from torch_sgmcmc.core.random_state import fold_in
 from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import traits_of
-from torch_sgmcmc.core.state_dict import save
 from torch_sgmcmc.core.utils import Interrupts, length_of, plain_names, progress_bar
 from torch_sgmcmc.data import (
     Minibatches,
@@ -39,6 +38,7 @@ from torch_sgmcmc.diagnostics.setup_issues import SetupReport
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor, has_temperatures
 from torch_sgmcmc.draws.forward import model_device, moved
 from torch_sgmcmc.draws.store import SampleStore
+from torch_sgmcmc.io import save
 from torch_sgmcmc.losses import Likelihood
 from torch_sgmcmc.priors import with_params
 from torch_sgmcmc.run import start as starts

@@ -13,21 +13,20 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 from torch.fx import GraphModule
 
-from torch_sgmcmc.core.context import (
-    begin_step,
-    check_groups_of,
-    context_of,
-    has_hooks,
-    name_of,
-    numbers_of,
-    operator_of,
-    rescale_momenta,
-)
+from torch_sgmcmc.core.context import context_of, name_of
 from torch_sgmcmc.core.hyperparams import check_integer, rests
 from torch_sgmcmc.core.ops import noise_steps_
 from torch_sgmcmc.core.random_state import STEP
 from torch_sgmcmc.core.sampler import Sampler, check_sampler
 from torch_sgmcmc.core.state import PRIOR_MEAN, record_estimate
+from torch_sgmcmc.core.steps import (
+    begin_step,
+    check_groups_of,
+    has_hooks,
+    numbers_of,
+    operator_of,
+    rescale_momenta,
+)
 from torch_sgmcmc.data import one_gradient_a_step, parts_of, stacked
 from torch_sgmcmc.run.step_graph import (
     Rule,

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from torch_sgmcmc.core import context
 from torch_sgmcmc.core.sampler import Sampler
-from torch_sgmcmc.core.state_dict import load
 from torch_sgmcmc.core.utils import Snapshot, length_of
 from torch_sgmcmc.draws.store import SampleStore
+from torch_sgmcmc.io import load
 
 #: A kind of start, or a function that changes the chain's model.
 Start = str | Callable[[nn.Module], Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,16 +19,16 @@ from torch_sgmcmc.core.parameters import (
     OTHER_PARAMETERS,
     check_comparable,
     fresh_gradients,
-    gather,
     lightning_module,
     refuse_accumulation,
     refuse_scaler,
 )
-from torch_sgmcmc.core.sampler import SharedSettings
+from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.spec import Motion, SamplerSpec, Takes, Traits
 from torch_sgmcmc.core.state import prior_of, rescalings, start_masters, start_momenta
 from torch_sgmcmc.core.state_dict import check_count, check_part
 from torch_sgmcmc.core.step_plan import Operator, StepPlan
+from torch_sgmcmc.core.steps import check_groups, gather, gather_work, settle_created
 
 _SURROGATES = next(s.words for s in settings("EWSG") if s.name == "surrogate")
 
@@ -244,7 +244,7 @@ class EWSG(SharedSettings):
         A rate near 1 means that minibatches hardly differ in weight (as for small
         ``lr``), and that EWSG hardly differs from SGHMC.
         """
-        progress = self._rng.progress
+        progress = self._context.rng.progress
         return _C.ratio(progress["num_accepted"], progress["num_proposals"])
 
     def _check_group(self, group: dict[str, Any]) -> None:
@@ -291,7 +291,7 @@ class EWSG(SharedSettings):
             raise TypeError(_NO_CLOSURE)
         context = context_of(self)
         if context.plan is None or not context.plan.has_same_numbers():
-            self._check_all_groups()
+            check_groups(self)
         first, progress = self.param_groups[0], context.rng.progress
         length = first["index_chain_length"]
         refuse_accumulation(self, closure)
@@ -318,10 +318,10 @@ class EWSG(SharedSettings):
             try:
                 numbers, accepted = self._choose(closure, context, plan, grads, numbers)
             except RuntimeError:
-                self._gather()  # its error names the parameter
+                gather_work(self)  # its error names the parameter
                 raise
         except BaseException as error:
-            self._settle_created(context, plan)
+            settle_created(context, plan)
             if not isinstance(error, SkipStep):
                 raise
             count_skipped_step(context)
@@ -365,7 +365,7 @@ class EWSG(SharedSettings):
             check_comparable(work, other, context.placement)
             self._check_draws(work, other)
             if not plan.has_same_values():  # the closure has set hyperparameters
-                self._check_all_groups()
+                check_groups(self)
                 plan.note_numbers()
                 changes = rescalings(context)
                 values = [self._operator_numbers(each.group) for each in plan.work]
@@ -530,9 +530,6 @@ class EWSG(SharedSettings):
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "momentum") if group["momentum"] > 0 else {}
-
-    def _starts_of(self, group: dict[str, Any]) -> Collection[str]:
-        return self._operator_of(group).starts
 
     def _operator_of(self, group: dict[str, Any]) -> Operator:
         is_overdamped = group["momentum"] == 0

@@ -18,6 +18,7 @@ from torch_sgmcmc.core.finite_check import (
     count_skipped_step,
     nonfinite_error,
 )
+from torch_sgmcmc.core.groups import fill_state
 from torch_sgmcmc.core.hyperparams import check_integer, check_real, warn
 from torch_sgmcmc.core.parameters import (
     fresh_gradients,
@@ -25,10 +26,11 @@ from torch_sgmcmc.core.parameters import (
     refuse_accumulation,
     refuse_scaler,
 )
-from torch_sgmcmc.core.sampler import SharedSettings
+from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.spec import SamplerSpec, Takes, Traits
-from torch_sgmcmc.core.state import MASS, check_saved_diagonal, diagonals
+from torch_sgmcmc.core.state import MASS, check_saved_diagonal, diagonals, note_given
 from torch_sgmcmc.core.state_dict import check_part
+from torch_sgmcmc.core.steps import check_groups, gather_work
 from torch_sgmcmc.core.utils import progress_bar
 from torch_sgmcmc.samplers.hmc_dynamics import (
     MOST_CHANGES,
@@ -260,8 +262,8 @@ class HMC(SharedSettings):
                 drop_state(self.state, p, MASS)
             else:
                 self.state[p][MASS] = mass
-        self._note_given()
-        self._fill_state()
+        note_given(self._context)
+        fill_state(self)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Simulates one trajectory and decides on it.
@@ -312,7 +314,7 @@ class HMC(SharedSettings):
         """
         check_integer("steps", steps, low=1)
         check_real("target_acceptance", target_acceptance, high=1.0, low_open=True)
-        self._check_all_groups()
+        check_groups(self)
         group = self.param_groups[0]
         if not group["metropolis"]:
             raise ValueError(
@@ -354,10 +356,10 @@ class HMC(SharedSettings):
         if closure is None:
             raise TypeError(_NO_CLOSURE)
         self._begin_step()
-        self._check_all_groups()
+        check_groups(self)
         refuse_accumulation(self, closure)
         loss = fresh_gradients(self, closure)
-        work = self._gather(checked=True)
+        work = gather_work(self, checked=True)
         if not work:
             raise RuntimeError(
                 "HMC got no gradients from the closure (does it call backward()?)"
@@ -390,7 +392,7 @@ class HMC(SharedSettings):
             self._check_same_target(losses, closure)
 
         def gradients() -> tuple[Any, list[TensorLists]]:
-            return fresh_gradients(self, closure), self._gather(checked=True)
+            return fresh_gradients(self, closure), gather_work(self, checked=True)
 
         sizes = group["num_steps"], group["trajectory_length"], group["step_size"]
         end = trajectory.integrate(gradients, leapfrog_steps(*sizes, most_steps))

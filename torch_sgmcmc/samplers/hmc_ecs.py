@@ -16,9 +16,10 @@ from torch_sgmcmc.core.context import context_of, nonfinite_policy
 from torch_sgmcmc.core.distributed import refuse_several_ranks
 from torch_sgmcmc.core.hyperparams import check_integer, check_real
 from torch_sgmcmc.core.parameters import check_sizes, refuse_scaler
-from torch_sgmcmc.core.sampler import SharedSettings
+from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.spec import SamplerSpec, Takes, Traits
 from torch_sgmcmc.core.state_dict import check_count, check_part
+from torch_sgmcmc.core.steps import check_groups
 from torch_sgmcmc.core.utils import progress_bar
 from torch_sgmcmc.samplers._ecs.likelihood import Closure, position, refuse_lightning
 from torch_sgmcmc.samplers._ecs.subsample import (
@@ -190,11 +191,9 @@ class HMCECS(SharedSettings):
         ),
     )
 
-    # Computed from the state and not saved: the last step's target and end, and the
-    # proposals for the next steps.
+    # Not saved: the last step's target and end, and proposals for the next steps.
     _last: tuple[SubsampledTarget, Point] | None = None
     _proposals: Proposals | None = None
-    # True from a warm-up's first step until its end.
     _is_warming_up: bool = False
 
     def __init__(
@@ -301,7 +300,6 @@ class HMCECS(SharedSettings):
         self._choose_anchor(data, position(data.params), progress)
         self._is_warming_up = False
 
-    # Its closure takes indices.
     def step(self, closure: Closure | None = None) -> Tensor:  # type: ignore[override]
         """Updates the subsample, then simulates one trajectory and decides on it.
 
@@ -355,8 +353,7 @@ class HMCECS(SharedSettings):
             anchor_every: >= 1. Default: 200.
             target_variance: > 0: m ("perturbed") or λ ("signed") is chosen so that the
                 variance of log|L̂| is about this, or less with "signed"; 1 is the
-                guideline. m does not fall below 30, or below its value if smaller; λ
-                does not fall below 10.
+                guideline. m stays >= 30, or its value if smaller; λ stays >= 10.
                 ``math.inf`` ("signed" alone): as few factors as are safely positive, to
                 save computing time. None keeps the sizes. Default: None.
             progress: show progress bars, if tqdm is installed. Default: True.
@@ -383,8 +380,7 @@ class HMCECS(SharedSettings):
             adaptation.update(mean_acceptance([log_ratio]))
             self._set(step_size=adaptation.step_size)
             assert self._last is not None
-            _, point = self._last
-            draws.append((point.theta, point.estimate))
+            draws.append((self._last[1].theta, self._last[1].estimate))
             late = draws[len(draws) // 2 :]
             if done == sizing:
                 group = self.param_groups[0]
@@ -437,7 +433,7 @@ class HMCECS(SharedSettings):
                     p.copy_(before)
         self._last = target, present
         self.state["subsample"] = present.subsample.save(layout_of(group))
-        self._rng.count()
+        self._context.rng.count()
         self._set(
             num_trajectories=group["num_trajectories"] + 1,
             num_accepted=group["num_accepted"] + moved,
@@ -454,17 +450,16 @@ class HMCECS(SharedSettings):
         if closure is None:
             raise TypeError(_NO_CLOSURE)
         refuse_lightning(closure)
-        self._check_all_groups()
+        check_groups(self)
         check_sizes(context_of(self))
-        params = self._all_params()
+        params = _sampled(self.param_groups)
         if not params:
             raise RuntimeError("HMCECS has no parameters that require gradients")
         kept = self.state.get("control_variates")
         if kept is not None and len(kept["anchor"]) != sum(p.numel() for p in params):
             self._parameters_changed()  # some were frozen
-        group = self.param_groups[0]
-        sizes = group["num_data"], group["chunk_size"], self._rng.seed
-        return AllData(closure, params, *sizes)
+        first, seed = self.param_groups[0], self._context.rng.seed
+        return AllData(closure, params, first["num_data"], first["chunk_size"], seed)
 
     def _target(self, data: AllData) -> SubsampledTarget:
         return SubsampledTarget.of(data, self.param_groups, self.state)
@@ -498,16 +493,14 @@ class HMCECS(SharedSettings):
         kept, layout = self.state.get("subsample"), layout_of(self.param_groups[0])
         if kept is not None and kept["layout"] == layout:
             return Subsample.load(kept)
-        return Subsample.draw(layout, self._rng.steps, target.expand, target.device)
+        step = self._context.rng.steps
+        return Subsample.draw(layout, step, target.expand, target.device)
 
     def _proposed(self, target: SubsampledTarget, current: Subsample) -> Subsample:
-        layout, step = layout_of(self.param_groups[0]), self._rng.steps
+        layout, step = layout_of(self.param_groups[0]), self._context.rng.steps
         if self._proposals is None or not self._proposals.covers(layout, step):
             self._proposals = Proposals(layout, step, target.expand, target.device)
         return self._proposals.apply(step, current)
-
-    def _all_params(self) -> list[Tensor]:
-        return [p for p in super()._all_params() if p.requires_grad]
 
     def _parameters_changed(self) -> None:
         for key in _KEYS:
@@ -516,7 +509,7 @@ class HMCECS(SharedSettings):
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
         super()._check_state_dict(state_dict)
-        d = sum(p.numel() for p in self._all_params())
+        d = sum(p.numel() for p in _sampled(self.param_groups))
         steps = int(state_dict["param_groups"][0]["step"])
         check_saved(state_dict["state"], steps, d)
 
@@ -540,9 +533,13 @@ class HMCECS(SharedSettings):
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         super()._finish_loading(state_dict)
         kept = {key: self.state.pop(key) for key in _KEYS if key in self.state}
-        self.state.update(on_host(kept, self._all_params()))
+        self.state.update(on_host(kept, _sampled(self.param_groups)))
         self._last = self._proposals = None
         self._is_warming_up = False
+
+
+def _sampled(groups: list[dict[str, Any]]) -> list[Tensor]:
+    return [p for group in groups for p in group["params"] if p.requires_grad]
 
 
 def _check_warmed_up(is_warming_up: bool) -> None:

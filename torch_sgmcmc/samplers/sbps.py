@@ -20,6 +20,7 @@ from torch_sgmcmc.core.finite_check import (
     SkipStep,
     count_skipped_step,
 )
+from torch_sgmcmc.core.groups import fill_state
 from torch_sgmcmc.core.hyperparams import (
     MEANINGFUL_KEYS,
     check_real,
@@ -33,7 +34,7 @@ from torch_sgmcmc.core.parameters import (
     refuse_scaler,
 )
 from torch_sgmcmc.core.random_state import STEP
-from torch_sgmcmc.core.sampler import SharedSettings
+from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.spec import SamplerSpec, Takes, Traits
 from torch_sgmcmc.core.state import (
     PRECONDITIONER,
@@ -41,8 +42,10 @@ from torch_sgmcmc.core.state import (
     check_saved_diagonal,
     diagonals,
     given,
+    note_given,
 )
 from torch_sgmcmc.core.state_dict import check_count, check_part
+from torch_sgmcmc.core.steps import check_groups
 from torch_sgmcmc.core.utils import Slots
 from torch_sgmcmc.samplers._sbps.event import Event
 from torch_sgmcmc.samplers._sbps.statistics import (
@@ -352,8 +355,8 @@ class SBPS(SharedSettings):
                 state[PRECONDITIONER] = new[i]
             if state:
                 self.state[p] = state
-        self._note_given()
-        self._fill_state()
+        note_given(self._context)
+        fill_state(self)
 
     def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
         if PRECONDITIONER in given(state):
@@ -404,7 +407,7 @@ class SBPS(SharedSettings):
         checked = self._checked
         if len(values) == len(checked) and all(map(is_, values, checked)):
             return first  # numbers and bools cannot have changed in themselves
-        self._check_all_groups()
+        check_groups(self)
         self._checked = values
         # Compared with the last step's target; a fresh list that is never changed.
         self._target = [
@@ -443,7 +446,7 @@ class SBPS(SharedSettings):
                 "closure that returns the losses of the examples"
             )
         common = self._check_common()
-        progress = dict(self._rng.progress)
+        progress = dict(self._context.rng.progress)
         clock = common["clock"].copy()
         clock.observation_decay = common["observation_decay"]
         params = self._all_params()
@@ -453,7 +456,7 @@ class SBPS(SharedSettings):
             common,
             progress,
             clock,
-            {"seed": self._rng.seed, "step": self._rng.steps},
+            {"seed": self._context.rng.seed, "step": self._context.rng.steps},
             params,
             self._slots,
             checks_model=self._slots is not None and not self._model_checked,
@@ -478,7 +481,7 @@ class SBPS(SharedSettings):
         ahead.mark(progress["line_time"], params)
         self._store_trajectory(ahead)
         self._set(**progress)
-        self._rng.count()
+        self._context.rng.count()
         self._watch_violations(common)
         return losses
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.hyperparams import wrong_shape
+from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.utils import arviz
 from torch_sgmcmc.samplers.hmc_dynamics import leapfrog_steps
-
-if TYPE_CHECKING:
-    from torch_sgmcmc.samplers.hmc_ecs import HMCECS
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class ECSEfficiency:
 
     @classmethod
     def of(
-        cls, sampler: HMCECS, draws: Tensor, signs: Any | None = None
+        cls, sampler: Sampler, draws: Tensor, signs: Any | None = None
     ) -> ECSEfficiency:
         """Computes the efficiency of a run.
 
@@ -88,13 +87,15 @@ class ECSEfficiency:
         used = group["subsample_size"]
         if group["estimator"] == "signed":
             used *= group["num_factors"]
-        evaluations = sampler.num_evaluations
+        evaluations, trajectories = group["num_evaluations"], group["num_trajectories"]
         times = [f * evaluations / kept if kept > 0 else math.inf for f in factors]
         length, step_size = group["trajectory_length"], group["step_size"]
         return cls(
-            subsample_acceptance=sampler.subsample_acceptance_rate,
-            acceptance=sampler.acceptance_rate,
-            divergences=sampler.num_divergences,
+            subsample_acceptance=_C.ratio(
+                group["num_subsamples_accepted"], trajectories
+            ),
+            acceptance=_C.ratio(group["num_accepted"], trajectories),
+            divergences=group["num_divergences"],
             step_size=step_size,
             num_steps=leapfrog_steps(None, length, step_size),
             inefficiency=_spread(factors)[1],

@@ -143,7 +143,7 @@ class Subsample:
     def check(kept: Any, form: str, d: int) -> None:
         """Raises unless :meth:`load` can take a state dict's part.
 
-        ``form`` is that of the expansions, with d parameters.
+        ``form`` is the expansions' form, with d parameters.
         """
         check_keys_of("subsample", kept, ("layout", "counts", "indices", "terms"))
         layout = kept["layout"]

@@ -31,7 +31,7 @@ class Event:
         clock: the regression of the rate, which is changed.
         key: the seed and the step, which key the noise.
         params: all parameters of the sampler.
-        slots: those of the model, for forward mode.
+        slots: the model's parameters, for forward mode.
         checks_model: the model's derivatives are compared with the gradient.
     """
 
@@ -61,7 +61,7 @@ class Event:
         if event == _C.REFRESHMENT:
             ahead = trajectory.refreshed(begin + wait, common)
         observed = observe(
-            "SBPS", closure, ahead.params, ahead.tangents, self.slots, self.params
+            closure, ahead.params, ahead.tangents, self.slots, self.params
         )
         prior = ahead.prior(begin + wait if ahead is trajectory else 0.0)
         value, variance = self._rate(observed, prior)

@@ -1,4 +1,4 @@
-"""What SBPS tells of its trajectory: counts, rates, and hooks for its points."""
+"""Statistics of a trajectory of SBPS: counts, rates, and hooks for its points."""
 
 from __future__ import annotations
 

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from torch_sgmcmc.core.hyperparams import check_real, wrong_type
 from torch_sgmcmc.core.state_dict import check_tensor
 from torch_sgmcmc.samplers._sbps.trajectory import Trajectory
 
-if TYPE_CHECKING:
-    from torch_sgmcmc.samplers.sbps import SBPS
+
+class _Path(Protocol):
+    """A sampler whose chain is a path."""
+
+    param_groups: list[dict[str, Any]]
+
+    def register_segment_hook(
+        self, hook: Callable[[Trajectory, float, float], None]
+    ) -> RemovableHandle: ...
+
 
 # Gauss-Legendre nodes and weights on [-1, 1]: exact for polynomials of degree 5.
 _NODES = (-math.sqrt(0.6), 0.0, math.sqrt(0.6))
@@ -56,7 +65,7 @@ class TimeAverage:
 
     def __init__(
         self,
-        sampler: SBPS,
+        sampler: _Path,
         function: Callable[[], Tensor] | None = None,
         *,
         max_piece: float | None = None,

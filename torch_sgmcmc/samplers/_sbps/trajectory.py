@@ -421,7 +421,6 @@ class Observation(NamedTuple):
 
 
 def observe(
-    name: str,
     closure: Callable[[], Any],
     params: Sequence[Tensor],
     along: Sequence[Tensor],
@@ -441,15 +440,14 @@ def observe(
         p.grad = None
     try:
         if slots is None:
-            return _reverse(name, closure, params, along)
-        return _forward(name, closure, params, along, slots)
+            return _reverse(closure, params, along)
+        return _forward(closure, params, along, slots)
     finally:
         for p in all_params:
             p.grad = None
 
 
 def _forward(
-    name: str,
     closure: Callable[[], Any],
     params: Sequence[Tensor],
     along: Sequence[Tensor],
@@ -468,11 +466,11 @@ def _forward(
         finally:
             for holder, key, p in places:
                 holder[key] = p
-        _check_losses(name, dual, params)
+        _check_losses(dual, params)
         losses, tangent = forward_ad.unpack_dual(dual)
     if tangent is None:
         raise RuntimeError(
-            f"{name} got losses from the closure that do not depend on the parameters "
+            "SBPS got losses from the closure that do not depend on the parameters "
             "of its model (does the closure call another model?)"
         )
 
@@ -485,21 +483,20 @@ def _forward(
 
 
 def _reverse(
-    name: str,
     closure: Callable[[], Any],
     params: Sequence[Tensor],
     along: Sequence[Tensor],
 ) -> Observation:
     with torch.enable_grad():
         losses = closure()
-        _check_losses(name, losses, params)
+        _check_losses(losses, params)
         weights = torch.full_like(losses, 1 / losses.shape[0]).requires_grad_()
         grads = torch.autograd.grad(
             losses, params, weights, create_graph=True, allow_unused=True
         )
         used = [(g, u) for g, u in zip(grads, along, strict=True) if g is not None]
         if not used:
-            raise RuntimeError(f"{name} {_UNRELATED}")
+            raise RuntimeError(f"SBPS {_UNRELATED}")
         # The gradient is linear in the weights, and so is its product with a
         # direction, whose coefficients are the derivatives of the examples.
         (derivatives,) = torch.autograd.grad(
@@ -525,10 +522,10 @@ _UNRELATED = (
 )
 
 
-def _check_losses(name: str, losses: object, params: Sequence[Tensor]) -> None:
+def _check_losses(losses: object, params: Sequence[Tensor]) -> None:
     if not isinstance(losses, Tensor):
         raise TypeError(
-            f"{name} got a {type(losses).__name__} from the closure (must return the "
+            f"SBPS got a {type(losses).__name__} from the closure (must return the "
             "losses of the examples, a Tensor of shape [n])"
         )
     if any(p.grad is not None for p in params):
@@ -547,4 +544,4 @@ def _check_losses(name: str, losses: object, params: Sequence[Tensor]) -> None:
         text = "got complex losses from the closure (must be real numbers)"
     else:
         return
-    raise RuntimeError(f"{name} {text}")
+    raise RuntimeError(f"SBPS {text}")
