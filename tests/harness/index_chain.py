@@ -233,11 +233,9 @@ def stationary_law(problem: Problem, *, reach: float) -> Mixture:
     return Mixture(centres.ravel(), nu, (pair[..., None] * law).ravel())
 
 
-def check_posterior(
-    problem: Problem, *, reach: float, steps: int, law: Mixture | None = None
-) -> None:
+def check_posterior(problem: Problem, *, reach: float, steps: int) -> None:
     """Checks the law of θ after ``steps`` steps against the stationary law."""
-    law = law or stationary_law(problem, reach=reach)
+    law = stationary_law(problem, reach=reach)
     run = Run(problem, np.array([problem.data.mean()]))
     run.advance(steps)
     about = law.moment(1)

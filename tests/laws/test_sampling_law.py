@@ -41,9 +41,38 @@ def test_gaussian_targets(name, experiment):
     checks.check_transient(suite.EXPERIMENTS[experiment](method))
 
 
+def too_hot(method, factor=1.04):
+    """Returns the method with noise that is too large: by 2 %."""
+
+    def build(params, **settings):
+        temperature = factor * settings.get("temperature", 1.0)
+        return method.build(params, **{**settings, "temperature": temperature})
+
+    return replace(method, build=build)
+
+
+@pytest.mark.default
+@every_method
+def test_noise_2_percent_too_large_is_caught(method):
+    checks.assert_caught(checks.check_stationary, suite.all_at_once(too_hot(method)))
+
+
+@pytest.mark.parametrize("experiment", suite.EXPERIMENTS)
+def test_no_experiment_is_blind(experiment):
+    wrong = suite.EXPERIMENTS[experiment](too_hot(SGHMC))
+    checks.assert_caught(checks.check_stationary, wrong)
+    if experiment == "all at once":
+        checks.assert_caught(checks.check_transient, wrong)
+
+
 @every_method
 def test_double_well(method):
     checks.check_double_well(suite.double_well(method))
+
+
+def test_double_well_sees_a_bug():
+    wrong = suite.double_well(too_hot(SGHMC, factor=1.5))
+    checks.assert_caught(checks.check_double_well, wrong)
 
 
 def test_double_well_with_the_noise_accounted_for():
@@ -182,6 +211,11 @@ def test_noise_account_online():
 @pytest.mark.parametrize("gamma", [True, False], ids=["gamma", "plain"])
 def test_preconditioner_without_memory(gamma):
     checks.check_memoryless(suite.memoryless(ADAPTING, gamma=gamma))
+
+
+def test_a_missing_gamma_is_caught():
+    wrong = replace(ADAPTING, build=lambda p, **s: PSGLD(p, **s | {"gamma": False}))
+    checks.assert_caught(checks.check_memoryless, suite.memoryless(wrong, gamma=True))
 
 
 def test_gamma_restores_the_target():
@@ -349,6 +383,11 @@ def test_other_units_of_algorithm_2_are_caught(mistake):
 @pytest.mark.default
 def test_thermostats_absorb_gradient_noise():
     checks.check_thermostats(suite.absorbed(THERMOSTATS))
+
+
+def test_a_wrong_temperature_of_thermostats_is_caught():
+    wrong = suite.absorbed(too_hot(THERMOSTATS))
+    checks.assert_caught(checks.check_thermostats, wrong)
 
 
 def test_law_with_thermostats():

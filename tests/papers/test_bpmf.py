@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from harness.examples import run_example, run_experiment
+from harness.examples import run_experiment
 from scipy import stats
 from sghmc2014.pmf import cost, data, gibbs
 from sghmc2014.pmf.methods import SETTINGS
@@ -16,8 +16,6 @@ from sghmc2014.pmf.run import Chain, RunConfig, run
 import torch_sgmcmc as sg
 
 RATINGS = data.simulate(data.TINY)
-# User 30 rates two items, item 7 has two ratings.
-ML_1M = "30::7::5::978300760\n30::9::3::978302109\n12::7::1::978301968\n"
 SMALL = ("--tiny", "--batch-size", 100, "--dimensions", 3)
 
 example = partial(run_experiment, "sghmc2014.bpmf")
@@ -65,64 +63,6 @@ def test_a_file_is_factorised(tmp_path):
         example(tmp_path / "out", *options)
 
 
-def test_tuning_and_the_table_of_times(tmp_path, monkeypatch):
-    program = partial(run_example, "sghmc2014.bpmf", *SMALL, "--fold", 0)
-    printed = program("--tune", "--method", "sghmc", "--out", tmp_path)
-    assert printed.count("| SGHMC |") == 5
-    median = cost.median_time
-    monkeypatch.setattr(cost, "median_time", lambda part: median(part, 3))
-    printed = program("--cost", "--out", tmp_path)
-    assert printed.count("| update: ") == 4
-
-
-@pytest.mark.parametrize("separator", ["::", "\t"])
-def test_both_files_are_read(tmp_path, separator):
-    path = tmp_path / "ratings"
-    path.write_text(ML_1M.replace("::", separator))
-    ratings = data.load(path)
-    assert ratings.users.tolist() == [1, 1, 0] and ratings.items.tolist() == [0, 1, 0]
-    assert ratings.values.tolist() == [5, 3, 1] and ratings.truth is None
-    assert (ratings.num_users, ratings.num_items, len(ratings)) == (2, 2, 3)
-    path.write_text(ML_1M.replace("::", separator).replace("5", "4"))
-    assert data.load(path).name != ratings.name  # other checkpoints
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("1,7,5,978300760", "must be user::item::rating::time"),
-        ("1::x::5::978300760", "must be user::item::rating::time"),
-        ("1::7::nan::978300760", r"a rating in \[1, 5\]"),
-        ("1::7::6::978300760", r"a rating in \[1, 5\]"),
-        ("-1::7::5::978300760", "ids must be >= 0"),
-        ("30::9::4::978300760", "user 30 rates item 9 again"),
-    ],
-)
-def test_a_malformed_line_is_named(tmp_path, line, message):
-    path = tmp_path / "ratings.dat"
-    path.write_text(f"{ML_1M}{line}\n1::9::4::978300760\n")
-    with pytest.raises(ValueError, match=f"line 4: .*{message}"):
-        data.load(path)
-
-
-def test_simulated_ratings_and_their_folds():
-    shape = data.Shape(300, 200, 20_000)
-    ratings = data.simulate(shape, seed=1)
-    cells = ratings.users * 200 + ratings.items
-    assert len(cells.unique()) == len(ratings) == 20_000
-    noise = (ratings.values - ratings.truth).double()
-    assert stats.kstest(noise.numpy() / 0.7, "norm").pvalue > 1e-3
-    parts = [ratings.fold(number) for number in range(5)]
-    held_back = torch.cat([test.users * 200 + test.items for _, test in parts])
-    assert torch.equal(held_back.sort()[0], cells.sort()[0])
-    for train, test in parts:
-        assert len(train) == 16_000 and len(test) == 4000
-        both = torch.cat([train.values, test.values]).sort()[0]
-        assert torch.equal(both, ratings.values.sort()[0])
-    with pytest.raises(ValueError, match="more than half of 60000 cells"):
-        data.simulate(data.Shape(300, 200, 30_001))
-
-
 def test_the_gradient_is_autograds():
     ratings = RATINGS
     model = Factors(60, 40, 3, seed=0)
@@ -150,26 +90,8 @@ def test_the_gradient_is_autograds():
         torch.testing.assert_close(theirs, list(right))
 
 
-def test_precisions_have_their_conditionals():
-    chain = Chain(config("sghmc"), *RATINGS.fold(0))
-    train = RATINGS.fold(0)[0]
-    with torch.no_grad():
-        for p in chain.model.parameters():
-            p.normal_(0, 0.3)
-    y = (train.values - train.values.mean()) / 4
-    errors = chain.model.predict(train.users, train.items) - y
-    draws = [[*chain.precision.step(), chain.noise.step()] for _ in range(400)]
-    tensors = [*chain.model.parameters(), errors]
-    for values, t in zip(zip(*draws, strict=True), tensors, strict=True):
-        scale = 1 / (1 + float(t.detach().square().sum()) / 2)
-        law = stats.gamma(1 + t.numel() / 2, scale=scale)
-        assert stats.kstest(values, law.cdf).pvalue > 1e-3
-    assert chain.report()["precisions"] == draws[-1]
-
-
-@pytest.mark.parametrize("method", ["sgdm", "sghmc"])
-def test_a_killed_run_resumes_bitwise(method, tmp_path, monkeypatch, one_thread):
-    ratings, folders = RATINGS, []
+def test_a_killed_run_resumes_bitwise(tmp_path, monkeypatch, one_thread):
+    ratings, folders, method = RATINGS, [], "sghmc"
     for name in ("whole", "parts"):
         folders.append(tmp_path / name)
         folders[-1].mkdir()
