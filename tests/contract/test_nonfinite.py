@@ -17,7 +17,7 @@ from sbps_chains import two as two_for_sbps
 from torch import nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.core import finite_check
+from torch_sgmcmc.core.step_plan import StepPlan
 
 BAD = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
 EACH = pytest.mark.parametrize("value", BAD)
@@ -374,7 +374,7 @@ LATER = ["SGLD", "SGHMC", "PSGLD without gamma"]
 @pytest.fixture
 def deferred(monkeypatch):
     """Treats the CPU as a GPU is treated, once there is state."""
-    monkeypatch.setattr(finite_check, "DEFERS_ON_CPU", True)
+    monkeypatch.setattr(StepPlan, "_defers", staticmethod(lambda p: True))
 
 
 @pytest.mark.parametrize("kind", LATER)

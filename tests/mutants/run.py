@@ -129,13 +129,15 @@ def main():
         else:
             copy.build()
         right = passes((m for mutants in chosen for m in mutants), copy)
-        caught = []
+        caught, is_clean = [], True
         for mutants in chosen:
             begin = time.monotonic()
             for mutant in mutants:
                 copy.patch(mutant)
-            if any(mutant.path.startswith("csrc") for mutant in mutants):
+            has_cpp = any(mutant.path.startswith("csrc") for mutant in mutants)
+            if has_cpp or not is_clean:
                 copy.build()
+            is_clean = not has_cpp
             print(f"built in {time.monotonic() - begin:.0f} s", flush=True)
             for mutant in mutants:
                 is_caught, row = in_words(mutant, copy)
