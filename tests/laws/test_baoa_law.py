@@ -2,7 +2,6 @@
 
 import math
 import re
-from contextlib import nullcontext
 
 import numpy as np
 import operator_tensors as tensors
@@ -94,34 +93,12 @@ def check_law(p, sampler, momentum, noise, estimate):
             check_places(sampler, p, *law, f"step {count}")
 
 
-class Reference:
-    """BAOA in plain PyTorch, or with a bug."""
-
-    def __init__(self, p, momentum, bug):
-        self.p, self.momentum, self.bug = p, momentum, bug
-        self.generator = torch.Generator().manual_seed(3)
-        self.state = {p: {"momentum": (LR * HEAT) ** 0.5 * self.noise()}}
-
-    def noise(self):
-        shape, dtype = self.p.shape, self.p.dtype
-        return torch.randn(shape, generator=self.generator, dtype=dtype)
-
-    @torch.no_grad()
-    def step(self):
-        pull = PULL * (self.p - TARGET["prior_mean"])
-        kicked = self.state[self.p]["momentum"] - LR * (self.p.grad + pull)
-        injected = (1 - self.momentum**2) * LR * HEAT
-        new = self.momentum * kicked + injected**0.5 * self.noise()
-        self.p += new if self.bug else (kicked + new) / 2
-        self.state[self.p]["momentum"] = new
-
-
 @pytest.mark.default
-def test_moves_by_the_new_momentum_alone_are_caught():
-    for bug in (False, True):
-        p = nn.Parameter(torch.full((CHAINS,), START, dtype=torch.float64))
-        with pytest.raises(StatisticalError) if bug else nullcontext():
-            check_law(p, Reference(p, 0.6, bug), 0.6, 0.5, 0.0)
+def test_a_wrong_temperature_is_caught():
+    p, sampler = started(LR, 0.6)
+    sampler.param_groups[0]["temperature"] *= 1.1
+    with pytest.raises(StatisticalError):
+        check_law(p, sampler, 0.6, 0.5, 0.0)
 
 
 @pytest.mark.parametrize(
