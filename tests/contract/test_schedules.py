@@ -92,39 +92,6 @@ def test_continued_in_the_middle_of_a_cycle_to_the_same_bits(name):
         assert again.collecting == schedule.collecting
 
 
-def visited(cyclical):
-    """Modes of nine narrow Gaussians on a grid that a chain finds from one of them."""
-    centres = torch.cartesian_prod(*[torch.tensor([-3.0, 0.0, 3.0])] * 2)
-    p = torch.zeros(2, requires_grad=True)
-    sampler = sg.SGLD([p], 0.3 if cyclical else 0.01, num_data=1, seed=0)
-    schedule = sg.CyclicalSchedule(sampler, 60, exploration=0.25)
-    draws = []
-    for _ in range(25 * 60):
-        p.grad = None
-        squares = ((p - centres) ** 2).sum(1) / (2 * 0.35**2)
-        (-torch.logsumexp(-squares, 0)).backward()
-        sampler.step()
-        if schedule.collecting or not cyclical:
-            draws.append(p.detach().clone())
-        if cyclical:
-            schedule.step()
-        else:
-            sampler.param_groups[0]["temperature"] = 1.0
-    kept = torch.stack(draws)
-    distances = torch.cdist(kept, centres)
-    near = distances.amin(1) < 2 * 0.35
-    return set(distances.argmin(1)[near].tolist()), kept
-
-
-def test_cycles_find_modes_that_small_steps_do_not():
-    """The picture of figure 2 of the paper, by fixed seeds."""
-    alone, _ = visited(cyclical=False)
-    several, draws = visited(cyclical=True)
-    assert alone == {4}
-    assert several == set(range(9))
-    assert bool(draws.isfinite().all())
-
-
 def test_polynomial_decay_is_welling_and_teh_s():
     p, q = torch.zeros(2, requires_grad=True), torch.zeros(3, requires_grad=True)
     groups = [{"params": [p]}, {"params": [q], "lr": 0.5}]

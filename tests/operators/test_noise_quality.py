@@ -105,19 +105,6 @@ def test_gaussian_quality_of_40_million_draws():
     battery.check("gaussian_")
 
 
-# What a battery must be able to see, on far fewer draws: each takes a stream's
-# arguments like ``draw``.
-def _twelve_uniforms(count, **stream):
-    z = draw(12 * count, **stream).view(count, 12)
-    return (torch.special.ndtr(z).sum(dim=1) - 6).float()
-
-
-def _sixteen_bits(count, **stream):
-    """Two elements from one 32-bit word, by the inverse distribution function."""
-    u = torch.special.ndtr(draw(count, **stream).double())
-    return torch.special.ndtri(((u * 2**16).floor() + 0.5) / 2**16).float()
-
-
 def _sixteen_bit_radius(count, **stream):
     """Box-Muller with one 16-bit uniform for the radius: 4.85 at most."""
     z = draw(count, **stream).double().view(-1, 2)
@@ -126,30 +113,16 @@ def _sixteen_bit_radius(count, **stream):
     return (z * torch.sqrt(torch.log(coarse) / torch.log(u))).float().view(-1)
 
 
-def _correlated(count, **stream):
-    z = draw(count + 1, **stream)
-    return (1 - 0.005**2) ** 0.5 * z[1:] + 0.005 * z[:-1]
-
-
-def _same_radius(count, **stream):
-    z = draw(count, **stream).view(-1, 2)
-    return torch.stack([z[:, 0], z[:, 0].copysign(z[:, 1])], dim=1).view(-1)
-
-
 def altered(name, change):
     """The stream of another seed, step, purpose or offset."""
     return lambda n, **s: draw(n, **{**s, name: change(s.get(name, 0))})
 
 
 BAD_NOISE = {
-    "sum of twelve uniforms": _twelve_uniforms,
-    "16 bits an element": _sixteen_bits,
     "rounded to bfloat16": lambda n, **s: draw(n, **s).bfloat16().float(),
     "cut off at 4": lambda n, **s: draw(n, **s).clamp(-3.99, 3.99),
     "0.3 % too wide": lambda n, **s: 1.003 * draw(n, **s),
     "shifted by 0.003": lambda n, **s: 0.003 + draw(n, **s),
-    "neighbours correlated by 0.005": _correlated,
-    "neighbours of one magnitude": _same_radius,
     "period of 1024 elements": lambda n, **s: draw(n, **s)[torch.arange(n) % 1024],
     "low word of the step ignored": altered("step", lambda k: k >> 32),
     "high word of the step ignored": altered("step", lambda k: k % 2**32),
