@@ -206,20 +206,6 @@ def test_state_dtypes_and_layouts(dtype):
     assert sampler.state[p]["num_grads"] == 1
 
 
-def test_noise_estimate_takes_its_share_of_the_friction_noise():
-    p, q = short.one_parameter(1000), short.one_parameter(1000)
-    common = {"num_data": 1, "initial_momentum": "zeros", "seed": 0}
-    a = sg.SGHMC([p], 0.1, 0.5, noise_estimate=0.375, **common)
-    b = sg.SGHMC([q], 0.1, 0.5, **common)
-    p.grad = q.grad = torch.zeros(1000)
-    a.step()
-    b.step()
-    # Noise variance 2 (alpha - beta) lr T / N: a quarter, so half the deviation.
-    torch.testing.assert_close(
-        2 * a.state[p]["momentum"], b.state[q]["momentum"], rtol=1e-6, atol=0
-    )
-
-
 def test_online_noise_estimate():
     # Gradients of alternating sign: half the mean squared difference of consecutive
     # ones is 2 (g)^2, exactly, for each coordinate.

@@ -99,33 +99,6 @@ TEST_P(ClockCases, ArrivalsFollowTheIntegratedRate) {
   }
 }
 
-// The scales of time and rate are units: a clock in other units tells the same.
-TEST_P(ClockCases, HasNoUnits) {
-  constexpr double kUnit = 0x1p30;
-  const Case& c = GetParam();
-  std::vector<Observation> scaled = c.data;
-  for (Observation& o : scaled) {
-    o = {o.time / kUnit, o.value * kUnit, o.variance * kUnit * kUnit};
-  }
-  SlopePrior prior = c.prior;
-  prior.mean *= kUnit * kUnit;
-  prior.variance *= std::pow(kUnit, 4);
-  prior.error_excess *= kUnit * kUnit;
-  prior.error_time /= kUnit * kUnit;
-  BounceClock here = ClockWith(c.data, c.prior);
-  BounceClock there = ClockWith(scaled, prior);
-  for (int i = 0; i < 100; ++i) {
-    for (BounceClock* clock : {&here, &there}) {
-      clock->set_observation_decay(i % 2 == 0 ? 0 : 0.7);
-    }
-    const NextEvent a = here.Next(3, 0.5, Stream(1, i));
-    const NextEvent b = there.Next(3, 0.5 * kUnit, Stream(1, i));
-    EXPECT_EQ(a.event, b.event);
-    EXPECT_DOUBLE_EQ(a.wait, b.wait * kUnit);
-    EXPECT_DOUBLE_EQ(a.rate, b.rate / kUnit);
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(Situations, ClockCases, testing::ValuesIn(Cases()),
                          [](const auto& info) {
                            std::string name = info.param.name;

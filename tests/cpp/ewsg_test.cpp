@@ -113,33 +113,5 @@ TEST(EWSG, AFailedClosureChangesNothing) {
   EXPECT_TRUE(sampler.state().empty());
 }
 
-TEST(EWSG, MakesOneDecisionForAllGroups) {
-  const auto group = [](const EWSGOptions& options) {
-    return OptimizerParamGroup({Param(4)},
-                               std::make_unique<EWSGOptions>(options));
-  };
-  EWSG sampler(Params(), Weighted());
-  for (const auto& bad :
-       {std::pair("index_chain_length", EWSGOptions().index_chain_length(2)),
-        std::pair("num_chains", EWSGOptions().num_chains(4))}) {
-    EXPECT_EQ(MessageOf<std::invalid_argument>(
-                  [&] { sampler.add_param_group(group(bad.second)); }),
-              "Invalid param group: '" + std::string(bad.first) +
-                  "' is managed by EWSG and cannot be set for a group");
-  }
-  sampler.add_param_group(group(EWSGOptions(0.2).surrogate("zero")));
-  EXPECT_EQ(sampler.options(1).momentum(), 0.9);
-  sampler.options(1).index_chain_length(3);
-  EXPECT_EQ(MessageOf<std::invalid_argument>(
-                [&] { sampler.step([] { return torch::Tensor(); }); }),
-            "Invalid index_chain_length: [1, 3] in the param groups (must be "
-            "equal: there is one decision for all)");
-  sampler.options(1).index_chain_length(1).num_chains(1);
-  EXPECT_EQ(MessageOf<std::invalid_argument>(
-                [&] { sampler.step([] { return torch::Tensor(); }); }),
-            "Invalid num_chains: [none, 1] in the param groups (must be equal: "
-            "there is one decision for all)");
-}
-
 }  // namespace
 }  // namespace torch_sgmcmc

@@ -131,25 +131,6 @@ TEST_F(Store, HasTheRunRecord) {
   EXPECT_EQ(record(), expected);
 }
 
-TEST_F(Store, HasTheModelAfterEachStep) {
-  Chain chain;
-  Collector collector(chain.sampler, *chain.net, folder, /*chain=*/2);
-  const auto states = chain.Run(collector, 3);
-  collector.close();
-  const SampleStore store(folder);
-  ASSERT_EQ(store.size(), 3);
-  for (size_t i = 0; i < store.size(); ++i) {
-    const Draw& draw = store[i];
-    EXPECT_EQ(draw.chain, 2);
-    EXPECT_EQ(draw.step, i + 1);
-    EXPECT_EQ(draw.lr, 0.1);
-    EXPECT_EQ(draw.weight, 1);
-    EXPECT_EQ(draw.prior_precision, std::vector<double>{0.5});
-    EXPECT_TRUE(std::isnan(draw.loss));
-    ExpectState(draw, states[i]);
-  }
-}
-
 TEST_F(Store, HasEachDrawOnceAfterAnError) {
   torch::nn::Module model;
   auto& p = model.register_parameter("p", torch::ones({1 << 18}));

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from bias import problems
-from bias.run import Truth, _errors
 from harness.examples import run_example, run_experiment
 
 
@@ -28,20 +27,6 @@ def write_truth(path, problem):
     moments = {"p_mean": p.mean((0, 1)).numpy(), "p_sd": p.std((0, 1)).numpy()}
     np.savez(path, draws=draws.numpy(), **moments)
     return draws
-
-
-def test_errors_of_known_draws(problem, tmp_path):
-    draws = write_truth(tmp_path / "truth.npz", problem)
-    truth = Truth(tmp_path / "truth.npz", problem)
-    center = draws.mean((0, 1))
-    wide = center + 1.1 * (draws - center) + 0.5 * draws.flatten(0, 1).std(0)
-    p = torch.sigmoid(draws @ problem.test_x.double().T).mean(1)
-    errors = _errors(problem, truth, wide, p)
-    assert errors["mean_error"][0] == pytest.approx(0.5, abs=1e-3)
-    assert errors["sd_error"][0] == pytest.approx(10, abs=0.05)
-    assert errors["variance"] == pytest.approx(1.21, abs=1e-3)
-    # A chain's own predictions are a little worse than those of all.
-    assert abs(errors["nll"][0]) < 0.5
 
 
 @pytest.mark.full

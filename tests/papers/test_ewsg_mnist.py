@@ -1,13 +1,11 @@
 """EWSG's figure 3 as a user runs it: equal budgets, learning, resuming, diagnostics."""
 
-import re
-
 import pytest
 import torch
 from ewsg2021.ensemble.chain import NetworkChain
 from ewsg2021.ensemble.methods import PAPER, build_sampler
 from ewsg2021.ensemble.models import build_model
-from harness.examples import run_example, run_experiment
+from harness.examples import run_experiment
 from sghmc2014.bnn.data import load_digits
 
 import torch_sgmcmc as sg
@@ -92,37 +90,6 @@ def test_an_interrupted_run_continues_to_the_same_bits(tmp_path, method, monkeyp
     (resumed,) = run(interrupted, *options)[1]["runs"]
     for key in ("digest", "history", "samples", "diagnostics"):
         assert resumed[key] == whole[key]
-
-
-def rows_of_tune(printed):
-    """Returns each row's settings, and its seeds' NLLs where there are several."""
-    rows = []
-    for line in printed.splitlines():
-        if line.startswith("| sgld |"):
-            _, _, words, seeds, _, nll, _ = line.split("|")
-            values = [float(v) for v in re.findall(r"[0-9.]+", nll)]
-            rows.append((words.strip(), int(seeds), values))
-    return rows
-
-
-def test_tune_chooses_among_finalists_with_all_seeds(tmp_path):
-    options = ("--digits", "--seeds", 2, "--batch-size", 50, "--out", tmp_path)
-    options += ("--tune", "--method", "sgld", "--passes", 1, "--burn-in", 0)
-    printed = run_example("ewsg2021.mnist", *options)
-    rows = rows_of_tune(printed)
-    first, finalists = rows[:13], rows[13:]
-    assert first[0][0] == "h 1e-07"
-    assert len({words for words, _, _ in first}) == 13
-    assert {seeds for _, seeds, _ in first} == {1}
-    best = sorted(first, key=lambda row: row[2][0])[:3]
-    assert [words for words, _, _ in finalists] == [words for words, _, _ in best]
-    for (_, seeds, (mean, *both)), (_, _, (alone,)) in zip(
-        finalists, best, strict=True
-    ):
-        assert seeds == 2 and both[0] == alone != both[1]
-        assert mean == pytest.approx(sum(both) / 2, abs=2e-4)
-    chosen, _, _ = min(finalists, key=lambda row: row[2][0])
-    assert printed.endswith(f"The lowest NLL:\nsgld: {chosen}\n")
 
 
 def test_the_papers_step_sizes_in_ours():

@@ -20,13 +20,6 @@ def log_bound(m, xi):
     return logsigmoid(xi) + (m - xi) / 2 - curvature * (m**2 - xi**2)
 
 
-def brightness(sampler):
-    """z as [K, N]."""
-    z = torch.zeros(len(sampler.position), sampler.target.num_data).double()
-    z[sampler.bright] = 1
-    return z
-
-
 def test_the_bound_is_below_the_likelihood_and_touches_it():
     """Bounds in one dimension, x = 1, for many ξ and both labels."""
     xi = torch.tensor([0.0, 1e-8, 1e-3, 0.5, 2.0, 8.0, 30.0, 200.0]).double()
@@ -139,34 +132,3 @@ def test_the_evaluations_are_those_that_were_made():
     assert (sampler.evaluations - before == target.num_data).all()
     dark[sampler.bright] = True
     assert int(dark.sum()) == len(sampler.bright[0])
-
-
-def test_chains_stop_when_their_budget_is_spent():
-    target = GaussianTarget()
-    sampler = FlyMC(target, target.draws(20), step_size=0.1, brighten=0.2, seed=3)
-    before = [sampler.position, sampler.evaluations.clone(), brightness(sampler)]
-    while sampler.step(200):
-        now = [sampler.position, sampler.evaluations.clone(), brightness(sampler)]
-        spent = before[1] >= 200
-        for a, b in zip(before, now, strict=True):
-            assert torch.equal(a[spent], b[spent])
-        assert (now[1] < 200 + 2 * target.num_data).all()
-        before = now
-    assert (sampler.evaluations >= 200).all()
-    assert len(set(sampler.steps.tolist())) > 1
-    sampler.step(300)
-    assert (sampler.evaluations > before[1]).sum() == 20
-
-
-def test_the_warm_up_finds_the_acceptance_rate_and_stops():
-    target = GaussianTarget()
-    for first in (1e-3, 30.0):
-        sampler = FlyMC(target, target.draws(60), step_size=first, brighten=0.5, seed=4)
-        sampler.warm_up(2000, acceptance=0.3)
-        assert (sampler.evaluations >= 2000).all()
-        found, accepted = sampler.step_size.clone(), sampler.accepted.sum()
-        for _ in range(100):
-            sampler.step()
-        assert torch.equal(sampler.step_size, found)
-        rate = float(sampler.accepted.sum() - accepted) / (60 * 100)
-        assert rate == pytest.approx(0.3, abs=0.06)

@@ -1,6 +1,5 @@
 """The tables and figures of the HMC-ECS paper: a tiny run, and what it is made of."""
 
-import gzip
 from dataclasses import replace
 
 import numpy as np
@@ -8,9 +7,8 @@ import pytest
 import torch
 from harness.examples import run_experiment
 from hmcecs2019 import measures, samplers
-from hmcecs2019.higgs import higgs
 from hmcecs2019.samplers import Size
-from hmcecs2019.simulated import DIMENSION, simulate
+from hmcecs2019.simulated import simulate
 from hmcecs2019.tables import covertype
 
 # A tiny run has fewer data in a subsample than the 100 blocks.
@@ -93,38 +91,6 @@ def test_covertype_without_rare_indicators(tmp_path):
     second = torch.cat([problem.y, problem.test_y]).sum()
     assert second == np.sum(table[:, 54] == 2)
     assert covertype(tmp_path, 0.0).dimension == 54
-
-
-def higgs_lines(count):
-    random = np.random.default_rng(0)
-    features = random.normal(3.0, 2.0, (count, DIMENSION - 1))
-    labels = random.integers(2, size=count)
-    return [
-        ",".join([f"{label:.18e}", *(f"{value:.18e}" for value in row)])
-        for label, row in zip(labels, features, strict=True)
-    ]
-
-
-def test_higgs_is_read(tmp_path):
-    lines = higgs_lines(60)
-    text = "\n".join(lines) + "\n"
-    (tmp_path / "plain.csv").write_text(text)
-    with gzip.open(tmp_path / "packed.csv.gz", "wt") as file:
-        file.write(text)
-    plain = higgs(tmp_path / "plain.csv", tmp_path / "data")
-    packed = higgs(tmp_path / "packed.csv.gz", tmp_path / "data")
-    assert torch.equal(plain.x, packed.x) and torch.equal(plain.y, packed.y)
-    assert plain.x.shape == (54, DIMENSION) and plain.test_x.shape == (6, DIMENSION)
-    table = np.array([[float(v) for v in line.split(",")] for line in lines])
-    np.testing.assert_array_equal(plain.y, table[:54, 0])
-    np.testing.assert_array_equal(plain.test_y, table[54:, 0])
-    assert torch.all(plain.x[:, 0] == 1)
-    train = table[:54, 1:]
-    expected = (table[:, 1:] - train.mean(0)) / train.std(0)
-    both = torch.cat([plain.x, plain.test_x])[:, 1:]
-    np.testing.assert_allclose(both, expected, atol=1e-5)
-    few = higgs(tmp_path / "plain.csv", tmp_path / "few", test_rows=2)
-    assert few.test_x.shape == (2, DIMENSION)
 
 
 def test_all_methods_sample_the_posterior(problem, laplace, tmp_path):

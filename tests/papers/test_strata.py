@@ -6,8 +6,6 @@ import torch
 from ewsg2021.strata import StratifiedBatches, cluster
 from harness import minibatches
 
-import torch_sgmcmc as sg
-
 pytestmark = pytest.mark.full
 
 # Unequal strata of which none divides, one of a single datum; values that differ
@@ -40,20 +38,6 @@ def test_every_stratum_gets_its_share():
             taken = (STRATA[batches] == k).sum(axis=1)
             share = n * size / 40
             assert set(taken) <= {int(np.floor(share)), int(np.ceil(share))}
-
-
-def test_they_reduce_the_variance():
-    uniform = sg.IndependentBatchSampler(40, 8, seed=1).draw(20_000).numpy()
-    ratio = VALUES[stratified(8, 20_000)].mean(1).var() / VALUES[uniform].mean(1).var()
-    # Within strata the variance is 1 and between them over 100; of the latter the
-    # rounded numbers leave a part.
-    assert ratio < 0.2
-
-
-def test_one_stratum_and_a_stratum_for_each_datum():
-    for strata in ([0] * 12, range(12)):
-        batches = StratifiedBatches(torch.tensor([*strata]), 5, seed=1)
-        minibatches.check_inclusion(batches.draw(5000).numpy(), 12)
 
 
 def test_resuming():
