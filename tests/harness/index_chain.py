@@ -17,12 +17,6 @@ from torch.optim import Optimizer
 from harness.statistics import Array, Mixture, check_counts, check_mean
 
 
-def exact_weights(log_weights: Array) -> Array:
-    """Probabilities exp(W) / Σ exp(W) along the last axis."""
-    w = np.exp(log_weights - log_weights.max(axis=-1, keepdims=True))
-    return w / w.sum(axis=-1, keepdims=True)
-
-
 def index_moves(log_weights: Array, length: int) -> Array:
     """Law of the index after ``length`` steps from each index: [..., from, to]."""
     count = log_weights.shape[-1]

@@ -83,19 +83,6 @@ def test_a_missing_prior_is_caught():
         check_places(p, sampler, 40, 0.3)
 
 
-@pytest.mark.parametrize("noise", [0.0, 1.0, 3.0])
-def test_noise_that_does_not_clip_heats_nothing(noise):
-    """And the variance has no error of the step: T / (N k), at any such lr."""
-    lattice = Lattice(300, noise, lr=0.02)
-    laws = [lattice.after(n) for n in (1200, 1201)]
-    law = np.mean(laws, axis=0)
-    mean = law @ lattice.theta
-    variance = law @ (lattice.theta - mean) ** 2
-    exact = lattice.heat / (1 + TARGET["prior_precision"] / TARGET["num_data"])
-    heating = variance / exact - 1
-    assert heating > 10 if noise == 3.0 else abs(heating) < 1e-5
-
-
 @pytest.mark.default
 @pytest.mark.parametrize(
     ("numel", "dtype"), [(7, torch.float64), (1001, torch.float32)]

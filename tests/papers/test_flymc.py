@@ -8,7 +8,6 @@ import pytest
 import torch
 from ewsg2021.blr.flymc import FlyMC, LogisticBound
 from harness.statistics import StatisticalError, check_gaussian
-from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 PRIOR = 0.5
@@ -99,36 +98,3 @@ def test_a_bug_is_caught(monkeypatch):
     monkeypatch.setattr(FlyMC, "_log_lit", lambda self, log_odds: log_odds)
     with pytest.raises(StatisticalError):
         check_law()
-
-
-def test_the_evaluations_are_those_that_were_made():
-    """The bright at the proposal, and dark ones at θ: none whose L̃ is known."""
-    target = GaussianTarget()
-    sampler = FlyMC(target, target.draws(20), step_size=0.1, brighten=0.2, seed=3)
-    made = torch.zeros(20, dtype=torch.int64)
-    assert not target.asked
-    for _ in range(30):
-        bright = set(zip(*map(Tensor.tolist, sampler.bright), strict=True))
-        target.asked.clear()
-        sampler.step()
-        (_, *at_proposal), (theta, *at_theta) = target.asked
-        at_proposal, at_theta = (
-            list(zip(*map(Tensor.tolist, pair), strict=True))
-            for pair in (at_proposal, at_theta)
-        )
-        assert set(at_proposal) == bright and len(at_proposal) == len(bright)
-        assert not bright & set(at_theta) and len(set(at_theta)) == len(at_theta)
-        assert torch.equal(theta, sampler.position)
-        for chain, _ in at_proposal + at_theta:
-            made[chain] += 1
-        assert torch.equal(sampler.evaluations, made)
-        # What is kept is what would be found.
-        ratio = target.log_ratio(sampler.position, *sampler.bright)
-        torch.testing.assert_close(sampler._log_odds, torch.expm1(ratio).log())
-    assert made.sum() > 1000
-    dark = torch.zeros(20, target.num_data, dtype=torch.bool)
-    before = sampler.evaluations.clone()
-    sampler.draw_brightness()
-    assert (sampler.evaluations - before == target.num_data).all()
-    dark[sampler.bright] = True
-    assert int(dark.sum()) == len(sampler.bright[0])

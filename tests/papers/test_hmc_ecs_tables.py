@@ -2,14 +2,12 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from harness.examples import run_experiment
 from hmcecs2019 import measures, samplers
 from hmcecs2019.samplers import Size
 from hmcecs2019.simulated import simulate
-from hmcecs2019.tables import covertype
 
 # A tiny run has fewer data in a subsample than the 100 blocks.
 pytestmark = pytest.mark.filterwarnings("ignore:num_blocks")
@@ -51,46 +49,6 @@ def test_numbers_and_pictures(tmp_path):
     assert signed["evaluations"] >= 2 * 3000 + 100 * 7 * 100
     assert ecs["num_steps"] == 6 and ecs["step_size"] == 0.2
     assert numbers["SGLD"][0]["evaluations"] == 24 * 6 * 100
-
-
-def test_splines_and_the_order_of_expansions(tmp_path):
-    write_covertype(tmp_path, covertype_table(5000))
-    options = ("--tiny", "--data-root", tmp_path, "--only", "splines", "figure9")
-    options += ("--seeds", 1, "--method", "HMC", "perturbed")
-    printed, found = run_experiment("hmcecs2019.tables", tmp_path / "out", *options)
-    assert "n = 4,000, d = 81" in printed and "width of bands" in printed
-    assert len(found["splines"]["realised"]["perturbed"]["difference"]) == 1
-    names = ["HMC", "perturbed", "perturbed, order 1", "perturbed, order 0"]
-    assert list(found["figure9"]["methods"]) == names
-    pictures = {f.stem for f in (tmp_path / "out").glob("*.png")}
-    assert pictures >= {"figure6", "figure9", "splines_moments"}
-
-
-def covertype_table(count):
-    table = np.zeros((count, 55), dtype=int)
-    table[:, :10] = np.random.default_rng(0).integers(0, 99, (count, 10))
-    table[::2, 10], table[1::2, 11] = 1, 1
-    table[::4, 20], table[0, 30] = 1, 1
-    table[:, 54] = 1 + np.arange(count) % 3
-    return table
-
-
-def write_covertype(root, table):
-    (root / "covertype").mkdir()
-    path = root / "covertype" / "covtype_subset.data.gz"
-    np.savetxt(path, table, fmt="%d", delimiter=",")
-
-
-def test_covertype_without_rare_indicators(tmp_path):
-    table = covertype_table(1000)
-    write_covertype(tmp_path, table)
-    problem = covertype(tmp_path, 0.01)
-    assert problem.x.shape == (800, 13) and problem.test_x.shape == (200, 13)
-    np.testing.assert_allclose(problem.x[:, 12].mean(), 0.25, atol=0.03)
-    assert torch.all(problem.x[:, 10:12].sum(1) == 1)
-    second = torch.cat([problem.y, problem.test_y]).sum()
-    assert second == np.sum(table[:, 54] == 2)
-    assert covertype(tmp_path, 0.0).dimension == 54
 
 
 def test_all_methods_sample_the_posterior(problem, laplace, tmp_path):

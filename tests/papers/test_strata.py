@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from ewsg2021.strata import StratifiedBatches, cluster
+from ewsg2021.strata import StratifiedBatches
 from harness import minibatches
 
 pytestmark = pytest.mark.full
@@ -38,27 +38,3 @@ def test_every_stratum_gets_its_share():
             taken = (STRATA[batches] == k).sum(axis=1)
             share = n * size / 40
             assert set(taken) <= {int(np.floor(share)), int(np.ceil(share))}
-
-
-def test_resuming():
-    strata = torch.tensor(STRATA)
-    batches, other = (StratifiedBatches(strata, 8, seed) for seed in (1, 2))
-    batches.draw(3)
-    other.load_state_dict(batches.state_dict())
-    rest = batches.draw(4)
-    assert torch.equal(rest, other.draw(4))
-    assert not torch.equal(rest, batches.draw(4))
-
-
-@pytest.mark.parametrize("count", [300, 12_000])
-def test_clusters_are_found(count):
-    g = torch.Generator().manual_seed(0)
-    truth = torch.randint(3, (count,), generator=g)
-    centres = torch.tensor([[0.0, 0.0], [30.0, 0.0], [0.0, 30.0]])
-    x = centres[truth] + torch.randn(count, 2, generator=g)
-    strata = cluster(x, 3, seed=1)
-    pairs = {(int(a), int(b)) for a, b in zip(truth, strata, strict=True)}
-    assert len(pairs) == 3  # each cluster is one stratum
-    batch = StratifiedBatches(strata, 30, seed=0).draw(1)[0]
-    share = torch.bincount(strata, minlength=3) * 30 / count
-    assert ((torch.bincount(strata[batch], minlength=3) - share).abs() < 1).all()

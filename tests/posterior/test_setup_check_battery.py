@@ -19,14 +19,11 @@ from test_setup_check import (
     mlp,
     numbers,
     scaled,
-    several_labels,
 )
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import (
     DataLoader,
-    DistributedSampler,
-    RandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -74,10 +71,6 @@ def bright():
 
 
 MANY_KINKS = {"model": wide, "data": bright, "sampler": partial(SGHMC, lr=0.03)}
-
-
-def log_softmax_ten():
-    return ten(nn.LogSoftmax(1))
 
 
 def zero_ten():
@@ -163,26 +156,8 @@ def hooked(function, name="0.weight"):
     return model
 
 
-def hooked_module():
-    model = mlp()
-    model[2].register_full_backward_hook(lambda _, ins, outs: tuple(g / 9 for g in ins))
-    return model
-
-
-def mask_rows(grad):
-    grad = grad.clone()
-    grad[:5] = 0
-    return grad
-
-
 def penalised(model, batch, by=1e-3, loss=mean):
     return loss(model, batch) + by * sum(p.square().sum() for p in model.parameters())
-
-
-def by_parts(model, batch):
-    logits = model[2](torch.relu(model[0](batch[0])))
-    penalty = sum(p.square().sum() for p in model.parameters())
-    return F.cross_entropy(logits, batch[1]) + 1e-3 * penalty
 
 
 def penalised_each(model, batch):
@@ -254,10 +229,6 @@ def autoencoder():
     )
 
 
-def of_pixels(model, batch, loss=F.binary_cross_entropy_with_logits, **options):
-    return loss(model(batch[0]), batch[0], **options)
-
-
 def offset():
     x = torch.randn(N, 8)
     return TensorDataset(x, 30 + x[:, :1] + torch.randn(N, 1))
@@ -282,23 +253,6 @@ def zero_mlp():
     nn.init.zeros_(model[-1].weight)
     nn.init.zeros_(model[-1].bias)
     return model
-
-
-def borders():
-    """Images with a border that is always 0."""
-    x, y = classes().tensors
-    x[:, 5:] = 0
-    return TensorDataset(x, y)
-
-
-class Expanded(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 3)
-        self.register_buffer("scale", torch.ones(1).expand(8))
-
-    def forward(self, x):
-        return self.layer(x * self.scale)
 
 
 def scripted():
@@ -328,13 +282,6 @@ def attention():
     )
 
 
-def spectral():
-    return nn.Sequential(
-        nn.utils.parametrizations.spectral_norm(nn.Linear(8, 20)),
-        *(nn.ReLU(), nn.Linear(20, 3)),
-    )
-
-
 def in_half(model, batch):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return F.cross_entropy(model(batch[0]).float(), batch[1])
@@ -344,19 +291,10 @@ def named(data):
     return [Pair(*batch) for batch in loader_of(data)]
 
 
-def dictionaries(data):
-    return [{"x": x, "labels": y} for x, y in loader_of(data)]
-
-
-def of_dictionary(model, batch, **options):
-    return F.cross_entropy(model(batch["x"]), batch["labels"], **options)
-
-
 def with_lr(lr, **options):
     return partial(SGHMC, lr=lr, **options)
 
 
-BCE = F.binary_cross_entropy_with_logits
 ONE = {"model": lambda: mlp(1), "data": numbers}
 SEG = {"model": segmenter, "data": images, "sampler": with_lr(0.003)}
 AUTO = {"model": autoencoder, "data": images, "sampler": with_lr(0.003)}
@@ -366,57 +304,39 @@ HMC = partial(sg.HMC, step_size=1e-3, num_steps=3, num_data=N, prior_precision=1
 SETUPS = [
     # 1: the loss's value.
     (1, "a softmax, ten classes", TEN | {"model": softmax_ten}, "probabilities"),
-    (1, "a softmax, SBPS",
-     {"model": lambda: mlp(3, nn.Softmax(1)), "sampler": SBPS, "loss": each,
-      "loader": independent}, "probabilities"),
-    (1, "a sigmoid, several labels",
-     {"model": lambda: mlp(3, nn.Sigmoid()), "data": several_labels,
-      "loss": partial(scaled, loss=BCE, by=3.0)}, "probabilities"),
     (1, "probabilities into nll_loss",
      TEN | {"model": softmax_ten, "loss": partial(scaled, loss=F.nll_loss)},
      "probabilities"),
     (1, "ten times", TEN | {"loss": partial(scaled, by=10.0)}, "scaled loss"),
-    (1, "one N-th", TEN | {"loss": partial(scaled, by=1 / MANY)}, "scaled loss"),
     (1, "ten classes", TEN, None),
-    (1, "log-probabilities into cross_entropy", TEN | {"model": log_softmax_ten}, None),
     (1, "focal", TEN | {"loss": focal, "model": zero_ten}, None),
     (1, "a loss of 0",
      ONE | {"model": zero_mlp, "data": zero_regression,
             "loss": sg.losses.gaussian(noise=1.0)}, None),
-    (1, "a Poisson's", ONE | {"data": poisson, "sampler": with_lr(0.001),
-                              "loss": partial(scaled, loss=F.poisson_nll_loss)}, None),
     (1, "a σ that is sampled",
      {"model": Noisy, "data": numbers, "loss": sg.losses.gaussian("log_noise")}, None),
     # 2: the gradient.
     (2, "scale_grad_by_freq", bag(scale_grad_by_freq=True), "gradient"),
     (2, "signs, straight through", {"model": partial(Altered, "sign")}, "gradient"),
-    (2, "gradient reversal", {"model": partial(Altered, "reversed")}, "gradient"),
     (2, "a hook that clips",
      {"model": lambda: hooked(lambda g: g.clamp(-1e-3, 1e-3))}, "gradient"),
-    (2, "a hook of a module", {"model": hooked_module}, "gradient"),
     (2, "SBPS with a hook that reverses",
      {"model": lambda: hooked(lambda g: -g), "sampler": SBPS, "loss": each,
       "loader": independent}, "gradient"),
     (2, "many kinks", MANY_KINKS, None),
     (2, "a transformer", {"model": attention}, None),
-    (2, "spectral norm", {"model": spectral}, None),
     (2, "autocast", {"loss": in_half}, None),
     (2, "embeddings", bag(), None),
     # 3: elements without a gradient.
     (3, "padding_idx", bag(padding_idx=0), "no gradient"),
-    (3, "a hook that masks rows", {"model": lambda: hooked(mask_rows)}, "no gradient"),
     (3, "a hook that masks all",
      {"model": lambda: hooked(torch.zeros_like)}, "no gradient"),
     (3, "a detached layer", {"model": Detached}, "no gradient"),
     (3, "a mask in forward", bag(masked=True), None),
-    (3, "inputs that are 0", {"data": borders}, None),
     # 4: penalties.
     (4, "a penalty", {"loss": penalised}, "penalty"),
-    (4, "a penalty, and parts of the model", {"loss": by_parts}, "penalty"),
     (4, "a penalty, SBPS",
      {"loss": penalised_each, "sampler": SBPS, "loader": independent}, "penalty"),
-    (4, "a penalty, language model",
-     LM | {"loss": partial(penalised, loss=next_token_sum)}, "penalty"),
     (4, "a penalty alone",
      {"loss": penalised, "sampler": partial(SGHMC, prior_precision=0.0)}, None),
     # 5: the loader.
@@ -427,27 +347,14 @@ SETUPS = [
       "sampler": partial(SGHMC, num_data=200)}, "num_data"),
     (5, "drop_last in order",
      {"loader": partial(in_order, batch_size=70, drop_last=True)}, "data order"),
-    (5, "unequal minibatches in order",
-     {"loader": partial(in_order, batch_size=70)}, "data order"),
     (5, "sorted classes", {"data": sorted_classes, "loader": in_order}, "data order"),
     (5, "sorted numbers",
      {"model": lambda: mlp(1), "data": sorted_numbers, "loader": in_order,
       "loss": partial(scaled, loss=F.mse_loss, by=0.5)}, "data order"),
-    (5, "ranks in order",
-     {"data": sorted_classes,
-      "loader": lambda d: in_order(d, sampler=DistributedSampler(d, 1, 0, False))},
-     "data order"),
     (5, "HMC with minibatches",
      {"sampler": HMC}, "dependent minibatches"),
     (5, "HMC", {"sampler": HMC, "loader": partial(in_order, batch_size=N)}, None),
-    (5, "with replacement",
-     {"loader": lambda d: DataLoader(
-         d, BATCH, sampler=RandomSampler(d, True, 200))}, None),
     (5, "in order", {"loader": in_order}, None),
-    (5, "sorted, shuffled", {"data": sorted_classes}, None),
-    (5, "the data that drop_last leaves",
-     {"loader": partial(in_order, batch_size=70, drop_last=True),
-      "sampler": partial(SGHMC, num_data=560)}, None),
     (5, "all data at once, sorted",
      {"data": sorted_numbers, "model": lambda: mlp(1),
       "loader": partial(in_order, batch_size=N),
@@ -457,16 +364,8 @@ SETUPS = [
     (6, "a sum over tokens, all counted",
      LM | {"loss": next_token_sum, "sampler": partial(SGHMC, num_data=6 * N)},
      "num_data"),
-    (6, "twice the tokens", LM | {"sampler": partial(SGHMC, num_data=12 * N)},
-     "num_data"),
-    (6, "a mean over pixels, N", SEG, "scaled loss"),
     (6, "tokens", LM | {"sampler": partial(SGHMC, num_data=6 * N)}, None),
-    (6, "tokens, summed", LM | {"loss": next_token_sum}, None),
-    (6, "pixels", SEG | {"sampler": with_lr(0.003, num_data=64 * N)}, None),
     # 7: heat.
-    (7, "a bias far from its data",
-     ONE | {"data": offset, "loss": sg.losses.gaussian(noise=1.0),
-            "sampler": with_lr(0.03)}, None),
     (7, "a mean that stays hot",
      {"model": Mean, "data": offset, "loss": sg.losses.gaussian(noise=1.0),
       "sampler": with_lr(0.06, momentum=0.96)}, "above T"),
@@ -476,15 +375,11 @@ SETUPS = [
     (7, "hot with any noise", {"sampler": with_lr(3.0, momentum=0.99)}, "above T"),
     # 8: no trace.
     (8, "max_norm", bag(max_norm=0.5), "gradient"),
-    (8, "an expanded buffer", {"model": Expanded}, None),
     (8, "a ScriptModule", {"model": scripted}, None),
-    (8, "dictionaries", {"loader": dictionaries, "loss": of_dictionary}, None),
     # 9: right set-ups at a fresh start.
     (9, "an autoencoder, Gaussian",
      AUTO | {"sampler": with_lr(0.001),
              "loss": lambda m, b: sg.losses.gaussian(0.3).of(m(b[0]), b[0], m)}, None),
-    (9, "an autoencoder, pixels counted",
-     AUTO | {"loss": of_pixels, "sampler": with_lr(0.03, num_data=64 * N)}, None),
     (9, "a segmenter, larger lr",
      SEG | {"loss": sg.losses.categorical(), "sampler": with_lr(0.01)}, None),
 ]  # fmt: skip
