@@ -303,10 +303,7 @@ def test_all_that_reads_means_finds_them_after_the_state_was_cleared():
         sg.SGLD([p], 0.1, num_data=1, prior_precision=4.0, prior_mean=mean, seed=1)
         for p, mean in ((p, 3.0), (q, [torch.full((500,), 3.0)]))
     ]
-    for read in (
-        lambda s: s.draw_from_prior(),
-        lambda s: sg.GammaPrecision(s).step(),
-    ):
+    for read in (lambda s: s.draw_from_prior(), lambda s: sg.GammaPrecision(s).step()):
         samplers[1].state.clear()
         found = [read(sampler) for sampler in samplers]
         assert found[0] == found[1] and torch.equal(p, q)

@@ -88,10 +88,7 @@ def check_conjugate(kind, make):
 
 @pytest.mark.parametrize(
     ("kind", "make"),
-    [
-        *((kind, fixed) for kind in (sg.SGLD, sg.SGHMC, sg.EWSG)),
-        (sg.SGHMC, refreshed),
-    ],
+    [*((kind, fixed) for kind in (sg.SGLD, sg.SGHMC, sg.EWSG)), (sg.SGHMC, refreshed)],
 )
 def test_conjugate_posterior(kind, make):
     check_conjugate(kind, make)

@@ -22,11 +22,7 @@ from torch_sgmcmc.samplers._ecs import target
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:num_blocks")]
 
 
-EXPERIMENTS = {
-    "perturbed": PERTURBED,
-    "signed": ecs.SIGNED,
-    "order 0": ecs.CONSTANT,
-}
+EXPERIMENTS = {"perturbed": PERTURBED, "signed": ecs.SIGNED, "order 0": ecs.CONSTANT}
 
 
 def check(experiment: ecs.Experiment, seen: ecs.Observed, label: str) -> None:
@@ -57,11 +53,7 @@ def test_a_long_chain_of_the_sampler() -> None:
     The integrated autocorrelation times of all that is checked are at most 3.5.
     """
     chain = ecs.run_sampler(PERTURBED, replicates=1, steps=30 * 50)
-    check(
-        PERTURBED,
-        ecs.Observed(*(row.reshape(-1, 50) for row in chain)),
-        "perturbed",
-    )
+    check(PERTURBED, ecs.Observed(*(row.reshape(-1, 50) for row in chain)), "perturbed")
     # The posterior itself is another one, by far more than the check's error.
     mean = PERTURBED.model.law() @ PERTURBED.model.grid()
     assert abs(chain.theta.mean() - mean) > 0.15

@@ -22,8 +22,7 @@ CHECKS += [trajectories.check_kept_momenta, trajectories.check_double_well]
 
 
 @pytest.mark.parametrize(
-    "check",
-    at_levels(CHECKS, default=[CHECKS[0], CHECKS[2]], otherwise="full"),
+    "check", at_levels(CHECKS, default=[CHECKS[0], CHECKS[2]], otherwise="full")
 )
 def test_law(check):
     check(sg.HMC)

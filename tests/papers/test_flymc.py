@@ -57,7 +57,6 @@ class GaussianTarget:
         self.covariance = torch.linalg.inv(precision)
         self.mean = self.covariance @ self.x.T @ y[:, 0]
         self.y = y[:, 0]
-        self.asked = []
 
     def log_bounds(self, theta):
         fit = theta @ self.x.T
@@ -65,7 +64,6 @@ class GaussianTarget:
         return -terms.sum(1) - PRIOR / 2 * theta.square().sum(1)
 
     def log_ratio(self, theta, chain, datum):
-        self.asked.append((theta, chain, datum))
         fit = (self.x[datum] * theta[chain]).sum(1)
         return self.kappa * (fit - self.xi[datum]) ** 2
 

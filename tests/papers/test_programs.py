@@ -48,9 +48,9 @@ PASSES = f"{DIGITS} --passes 2 --burn-in 1"
 # Program, options, pictures that it draws, and a part of what it prints.
 RUNS = [
     ("sghmc2014.bpmf", RATINGS, "bpmf", "| SGHMC |"),
-    ("sghmc2014.bpmf", f"{RATINGS} --reference --sweeps 60", "", "40 sweeps: RMSE 0."),
     (
-        *("sghmc2014.mnist_heat", "--data-root DATA --seeds 1 --epochs 4 --start 1"),
+        "sghmc2014.mnist_heat",
+        "--data-root DATA --seeds 1 --epochs 4 --start 1 --observe 2 --only page cool",
         *("", "\n| page | 0 | "),
     ),
     ("sbps2017.figures", "--tiny", "figure1 figure2 figure3 figure4", "\nfigure5\n"),
@@ -81,6 +81,7 @@ RUNS = [
 # Of which no result is written.
 PRINTED = [
     ("sghmc2014.bpmf", f"{RATINGS} --tune --method sghmc", "| SGHMC |"),
+    ("sghmc2014.bpmf", f"{RATINGS} --reference --sweeps 60", "40 sweeps: RMSE 0."),
     ("ewsg2021.mnist", f"{PASSES} --tune --method sgld", "The lowest NLL:\nsgld: "),
     ("bias.table", "--data-root DATA --write-data --rows 500", ""),
 ]
@@ -172,6 +173,8 @@ def test_the_digits_are_learnt_by_a_run_that_resumes(tmp_path, method):
     assert whole["final"]["error"] < 0.5
     stores = [tmp_path / out / f"{method}-seed0" for out in ("whole", "parts")]
     assert contents(stores[0]) == contents(stores[1])
+    if method == "psbps":  # of which few epochs have no sample time
+        return
     # What is reported is what the stored draws predict.
     images, model = load_digits(), build_model(64, 1, torch.device("cpu"))
     mean = sg.predict(model, sg.SampleStore(stores[0]), images.test_x).mean

@@ -22,11 +22,7 @@ from test_setup_check import (
 )
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import (
-    DataLoader,
-    TensorDataset,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import torch_sgmcmc as sg
 

@@ -6,15 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from test_setup_check import (
-    BATCH,
-    SGHMC,
-    N,
-    classes,
-    independent,
-    loader_of,
-    setup,
-)
+from test_setup_check import BATCH, SGHMC, N, classes, independent, loader_of, setup
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
