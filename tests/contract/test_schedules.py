@@ -110,31 +110,6 @@ def test_polynomial_decay_is_welling_and_teh_s():
         schedule.step()
 
 
-def test_weighted_draws_of_a_decaying_chain_have_the_posterior_s_variance():
-    """50,000 chains of p(θ) = N(0, 1/2): the law's own bias falls with the steps.
-
-    With h = 2 in the mean loss the variance of SGLD at a fixed lr is 1 / (2 (1 - lr)).
-    Averaged with the weights that the steps were made with, it is compared with the
-    recursion of variances that the same steps have, to four standard errors.
-    """
-    p = torch.zeros(50_000, dtype=torch.float64, requires_grad=True)
-    sampler = sg.SGLD([p], 0.4, num_data=1, seed=3)
-    schedule = sg.PolynomialDecay(sampler, b=5, gamma=1.0)
-    total = weight = exact = variance = 0.0
-    for _ in range(60):
-        quadratic(p)
-        lr = sampler.param_groups[0]["lr"]
-        sampler.step()
-        variance = (1 - 2 * lr) ** 2 * variance + 2 * lr
-        total += schedule.weight * float(p.detach().square().mean())
-        exact += lr * variance
-        weight += schedule.weight
-        schedule.step()
-    # The mean square of one step has the relative error sqrt(2 / 50,000) or 0.6 %.
-    assert total / weight == pytest.approx(exact / weight, rel=4 * 0.0063)
-    assert abs(variance - 0.5) < 0.02  # nearly the posterior's by now
-
-
 def test_samplers_without_lr_are_refused():
     p = torch.zeros(3, requires_grad=True)
     others = (sg.HMC([p], 0.1, num_steps=2, num_data=1), sg.EWSG([p], 0.1, num_data=10))

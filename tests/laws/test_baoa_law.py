@@ -11,7 +11,6 @@ from harness.statistics import AffineMap, StatisticalError, check_gaussian, chec
 from levels import at_levels
 from operator_tensors import TARGET as OF_OPERATORS
 from reference import Exact, draw
-from scipy.integrate import quad
 from torch import nn
 
 import torch_sgmcmc as sg
@@ -172,33 +171,6 @@ def test_the_summary_recommends_a_momentum():
     exact = friction(0.9) * (heat - 1)
     assert friction(momentum) * 0.05 == pytest.approx(exact, rel=0.02)
     assert beta == pytest.approx(exact, rel=0.02)
-
-
-@pytest.mark.parametrize("momentum", [0.5, 0.9])
-def test_of_a_quartic_hardly_an_error_is_left(momentum):
-    """exp(-θ²/2 - θ⁴/4): the temperatures agree, and θ² is nearer than SGHMC's."""
-
-    def weight(x, power):
-        return x**power * math.exp(-(x**2) / 2 - x**4 / 4)
-
-    exact = quad(weight, -9, 9, args=(2,))[0] / quad(weight, -9, 9, args=(0,))[0]
-    errors = {}
-    for kind in (sg.BAOA, sg.SGHMC):
-        p = nn.Parameter(torch.zeros(CHAINS, dtype=torch.float64))
-        sampler = kind([p], 0.1, momentum, num_data=1, seed=5)
-        monitor = sg.TemperatureMonitor(sampler, every=1)
-        squares = []
-        for i in range(300):
-            if i == 200:
-                monitor.reset()
-            p.grad = p.detach() + p.detach() ** 3
-            sampler.step()
-            if i >= 200:
-                squares.append(float(p.detach().square().mean()))
-        error = 8 * exact / math.sqrt(CHAINS)
-        assert abs(monitor.all().excess.mean) < error
-        errors[kind] = np.mean(squares) / exact - 1
-    assert abs(errors[sg.BAOA]) < 0.005 < 0.035 < errors[sg.SGHMC]
 
 
 def reference(param, grad, velocity, noise, h):

@@ -1,13 +1,9 @@
 """The law of SBPS: time averages of many replicates against known targets.
 
 ``harness.sbps`` has the sampler in NumPy. These tests show that it samples its target,
-and that the library's sampler follows it event by event.
-``test_posterior_of_real_minibatches`` measures the library's sampler itself. False
-alarms: see the note in ``harness.statistics``.
+and that the library's sampler follows it event by event. False alarms: see the note in
+``harness.statistics``.
 """
-
-from functools import partial
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -30,8 +26,6 @@ from torch import nn
 import torch_sgmcmc as sg
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core import ops as ops
-from torch_sgmcmc.samplers import sbps
-from torch_sgmcmc.samplers._sbps.trajectory import Observation
 
 pytestmark = pytest.mark.full
 
@@ -234,84 +228,3 @@ def test_it_follows_the_reference(settings, model):
     assert done.proposals_per_bounce == reference.proposals / reference.bounces
     if "refresh_rate" in settings:
         assert done.refreshments > 5
-
-
-class MeanOfData:
-    """The library's sampler on the mean of 1000 data, minibatches of 100, at k = 3.
-
-    The derivatives of the losses are written out, which is far cheaper than to
-    differentiate; that the sampler's own are the same is shown above.
-    """
-
-    SIZE, BATCH, D = 1000, 100, 16
-
-    def __init__(self, seed, *, shuffled):
-        random = np.random.default_rng(seed)
-        self.x = random.standard_normal((self.SIZE, self.D))
-        self.centre = self.x.mean(axis=0)
-        start = self.centre + random.standard_normal(self.D) / self.SIZE**0.5
-        p = nn.Parameter(torch.tensor(start))
-        self.sampler = sg.SBPS([p], num_data=self.SIZE, num_std=3.0, seed=seed)
-        draw = self.epochs if shuffled else self.independent
-        self.minibatches = draw(random)
-
-    def epochs(self, random):
-        while True:
-            yield from random.permutation(self.SIZE).reshape(-1, self.BATCH)
-
-    def independent(self, random):
-        while True:
-            yield random.choice(self.SIZE, self.BATCH, replace=False, shuffle=False)
-
-    def observe(self, name, closure, params, along, *others):
-        grads = params[0].detach().numpy() - self.x[next(self.minibatches)]
-        return Observation(
-            losses=torch.zeros(self.BATCH),  # finite; they do not matter
-            derivatives=torch.from_numpy(grads @ along[0].numpy()),
-            gradient=lambda: [torch.from_numpy(grads.mean(axis=0))],
-            free=True,
-        )
-
-    def variance(self, steps):
-        """The mean square distance from the posterior's mean, over the posterior's."""
-        group = self.sampler.param_groups[0]
-        square = 0.0
-        line = None
-        with mock.patch.object(sbps, "observe", self.observe):
-            self.sampler.step(list)  # the first look, where it starts
-            for _ in range(steps):
-                trajectory = self.sampler._trajectory
-                if trajectory is not line:  # |theta - centre|^2 is a polynomial on it
-                    line = trajectory
-                    a = trajectory.parts[0].origin[0].numpy() - self.centre
-                    u = trajectory.directions[0].numpy()
-                    factors = a @ a, a @ u, u @ u / 3
-                begin = group["line_time"]
-                end = begin - group["trajectory_time"]
-                self.sampler.step(list)
-                end += group["trajectory_time"]
-                for power, factor in enumerate(factors, start=1):
-                    square += factor * (end**power - begin**power)
-        return square / self.sampler.trajectory_time * self.SIZE / self.D
-
-
-def mean_variance(*, shuffled, chains, steps):
-    """The mean over chains, and its error."""
-    make = partial(MeanOfData, shuffled=shuffled)
-    found = np.array([make(seed).variance(steps) for seed in range(chains)])
-    return found.mean(), found.std(ddof=1) / chains**0.5
-
-
-def test_posterior_of_real_minibatches():
-    """Independent minibatches sample the posterior, those of an epoch do not.
-
-    The standard error of the mean over 16 chains of 2000 events, which start in the
-    posterior and are independent, is 0.024 (0.014 was measured over three times as
-    many events): the bar's ends are 3.7 and 4.1 of them away from 1, and a right
-    sampler misses it with a probability of 1.4e-4. An epoch's minibatches give 0.79.
-    """
-    mean, error = mean_variance(shuffled=False, chains=16, steps=2000)
-    assert 0.91 < mean < 1.10
-    assert error < 0.035  # as sharp as was said
-    shuffled, _ = mean_variance(shuffled=True, chains=16, steps=700)
-    assert not 0.91 < shuffled < 1.10
