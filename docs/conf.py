@@ -31,7 +31,7 @@ def _bugs(app: Any, page: str, source: list[str]) -> None:
     rows = ["| bug | in | seen by |", "| --- | --- | --- |"]
     for mutant in (m for build in runpy.run_path(str(file))["BUILDS"] for m in build):
         tests = "<br>".join(f"`{test}`" for test in mutant.tests)
-        rows.append(f"| {mutant.name} | `{mutant.file}` | {tests} |")
+        rows.append(f"| {mutant.name} | `{mutant.path}` | {tests} |")
     source[0] = source[0].replace(mark, "\n".join(rows))
 
 

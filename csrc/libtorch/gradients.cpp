@@ -15,7 +15,13 @@
 namespace torch_sgmcmc {
 namespace {
 
+// Without it, only tests on a GPU would run deferred checks.
+#ifdef TORCH_SGMCMC_TESTS
 std::atomic<bool> defers_on_cpu = false;
+bool DefersOnCpu() { return defers_on_cpu; }
+#else
+bool DefersOnCpu() { return false; }
+#endif
 
 bool IsAny(const std::vector<FiniteCheck>& seen) {
   return std::any_of(seen.begin(), seen.end(), [](const FiniteCheck& s) {
@@ -57,7 +63,9 @@ std::string MessageOf(
 
 }  // namespace
 
+#ifdef TORCH_SGMCMC_TESTS
 void DeferFiniteChecksOnCpu(bool value) { defers_on_cpu = value; }
+#endif
 
 std::string NameOf(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                    const at::Tensor& param) {
@@ -135,7 +143,7 @@ void SamplerImpl::check_finite(
 bool SamplerImpl::is_check_deferred(
     const std::vector<TensorLists>& lists) const {
   const c10::Device device = lists[0].params[0].device();
-  if (!device.is_cuda() && !defers_on_cpu) return false;
+  if (!device.is_cuda() && !DefersOnCpu()) return false;
   if (keeps_momenta_ && leaves_momenta(lists)) return false;
   const std::vector<std::string> keys = state_keys();
   const bool keeps_state = !keys.empty() && keys[0] != "master";

@@ -357,8 +357,10 @@ std::shared_ptr<SamplerImpl> Locked(const std::weak_ptr<SamplerImpl>& impl);
 std::string NameOf(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                    const at::Tensor& param);
 
-// For tests without a GPU: defers finite checks on the CPU, too.
+#ifdef TORCH_SGMCMC_TESTS
+// Defers finite checks on the CPU, too.
 TORCH_SGMCMC_API void DeferFiniteChecksOnCpu(bool value);
+#endif
 
 // Throws if capturable, which samplers that decide on the host cannot be.
 void CheckNotCapturable(const OptionValues& options);

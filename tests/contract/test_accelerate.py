@@ -2,7 +2,6 @@
 
 import framework_problem as shared
 import pytest
-import torch
 from short_chains import assert_same
 from stored_files import contents
 from torch.nn.functional import mse_loss
@@ -10,8 +9,6 @@ from torch.nn.functional import mse_loss
 import torch_sgmcmc as sg
 
 accelerate = pytest.importorskip("accelerate")
-scripts = pytest.importorskip("accelerate.test_utils.scripts.test_script")
-syncing = pytest.importorskip("accelerate.test_utils.scripts.test_sync")
 
 pytestmark = [pytest.mark.full, pytest.mark.usefixtures("one_thread")]
 
@@ -94,25 +91,3 @@ def test_draws_equal_those_of_a_loop_and_resume(kind, parts, tmp_path):
     whole = contents(tmp_path / "loop")["draws"]
     assert len(whole) > 2
     assert contents(tmp_path / "run")["draws"] == whole
-
-
-@pytest.fixture(params=["SGLD", "SGHMC with means"])
-def in_place(request, monkeypatch):
-    def make(params, lr):
-        sampler = shared.PLAIN[request.param](params)
-        for group in sampler.param_groups:
-            group["lr"] = lr / 10
-        return sampler
-
-    monkeypatch.setattr(torch.optim, "SGD", make)
-    monkeypatch.setattr(syncing, "AdamW", make)
-    return make
-
-
-def test_training_check(in_place):
-    accelerate.Accelerator(cpu=True)
-    scripts.training_check(use_seedable_sampler=True)
-
-
-def test_gradient_accumulation_with_opt_and_scheduler(in_place):
-    syncing.test_gradient_accumulation_with_opt_and_scheduler()

@@ -20,24 +20,6 @@ def _one(kind=sg.SGHMC, **settings):
     return p, sampler
 
 
-def test_sgd_at_no_temperature():
-    """Momenta at T = 0 follow lr, as in torch's SGD, to the last step."""
-    p, sampler = _one(temperature=0.0)
-    q = torch.zeros(1000, requires_grad=True)
-    q.grad = torch.zeros(1000)
-    sgd = torch.optim.SGD([q], 0.1, 0.9)
-    sgd.step()
-    generator = torch.Generator().manual_seed(1)
-    for lr in (0.1, 0.1, 0.05, 0.05, 0.2, 0.01, 0.01):
-        for each in (p, q):
-            generator.manual_seed(int(1e3 * lr))
-            each.grad = torch.randn(1000, generator=generator)
-        for optimizer in (sampler, sgd):
-            optimizer.param_groups[0]["lr"] = lr
-            optimizer.step()
-    torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "kind", [sg.SGLD, sg.SGLRW, sg.SGHMC, sg.BAOA, sg.PSGLD, sg.SGNHT, sg.EWSG]
 )

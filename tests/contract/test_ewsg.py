@@ -9,11 +9,10 @@ import short_chains as short
 import torch
 from ewsg_chains import GOOD, Draws
 from failed_steps import refused, step_fails
-from reference import ewsg_log_weights, same_bits
+from reference import same_bits
 from torch import nn
 
 import torch_sgmcmc as sg
-import torch_sgmcmc._C as _C
 
 
 @pytest.mark.parametrize("length", [0, 1, 4])
@@ -159,50 +158,6 @@ def test_gradients_written_over():
     sg.EWSG([p], **GOOD, index_chain_length=0).step(closure)
     empty = nn.Parameter(torch.ones(0))
     sg.EWSG([empty], **GOOD).step(lambda: setattr(empty, "grad", torch.ones(0)))
-
-
-@pytest.mark.parametrize("surrogate", ["momentum", "zero", "one", "full_momentum"])
-@pytest.mark.parametrize("momentum", [0.8, 0.0])
-def test_every_decision(momentum, surrogate):
-    """Against W in plain PyTorch, over two groups and four dtypes."""
-    g = torch.Generator().manual_seed(1)
-    kinds = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-    params = [
-        nn.Parameter(torch.randn(n, generator=g).to(dtype))
-        for n, dtype in zip((40, 3, 5, 9), kinds, strict=True)
-    ]
-    first = {**short.TARGET, "momentum": momentum}
-    second = {"lr": 0.05, "num_data": 30.0, "prior_precision": 0.0, "temperature": 1.3}
-    second["momentum"] = momentum and 0.6
-    groups = [{"params": params[:2]}, {"params": params[2:], **second}]
-    options = {"index_chain_length": 3, "surrogate": surrogate, "seed": -5}
-    sampler = sg.EWSG(groups, **first, **options)
-    closure = Draws(params, noise=0.3)
-    sampler.step(closure)  # makes the momenta
-    before = sampler.param_groups[0]["num_accepted"]
-    accepted = 0
-    for step in range(1, 31):
-        closure.grads.clear()
-        momenta = [sampler.state[p]["momentum"].clone() for p in params if momentum]
-        old = [p.detach().clone() for p in params]
-        sampler.step(closure)
-
-        def weight(grads, old=old, momenta=momenta):
-            total = 0.0
-            for part, c in ((slice(0, 2), first), (slice(2, 4), second)):
-                tensors = old[part], grads[part], momenta[part]
-                total += float(ewsg_log_weights(*tensors, surrogate=surrogate, **c))
-            return total
-
-        current = closure.grads[0]
-        for m, proposed in enumerate(closure.grads[1:]):
-            rise = weight(proposed) - weight(current)
-            if _C.index_chain_accepts(rise, seed=-5, step=step, proposal=m):
-                current = proposed
-                accepted += 1
-        assert all(p.grad is g for p, g in zip(params, current, strict=True))
-    assert 10 < accepted < 75
-    assert sampler.param_groups[0]["num_accepted"] == before + accepted
 
 
 def test_acceptance_rate():

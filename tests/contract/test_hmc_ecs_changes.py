@@ -6,8 +6,7 @@ import math
 import pytest
 import torch
 from ecs_data import F64, Data, N, chain, make
-from short_chains import assert_same, kept_state
-from stored_files import through_file
+from short_chains import kept_state
 from torch import Tensor
 
 import torch_sgmcmc as sg
@@ -201,29 +200,6 @@ def refuses_to_be_saved(sampler):
         with pytest.raises(RuntimeError) as error:
             save()
         assert str(error.value) == SAVING
-
-
-@pytest.mark.filterwarnings("ignore:num_blocks")  # it chooses few factors
-@pytest.mark.parametrize("estimator", ["perturbed", "signed"])
-def test_a_warmup_is_finished_before_it_is_saved(estimator):
-    data = Data()
-    sampler = make(data, estimator=estimator, num_factors=9, **SHORT)
-
-    def closure(indices):
-        if int(sampler.param_groups[0]["step"]) > 0:
-            refuses_to_be_saved(sampler)
-        return data(indices)
-
-    sampler.warmup(closure, 10, **WARMUP)
-    assert sampler.param_groups[0]["step"] == 10
-    saved = through_file(sampler.state_dict())
-    assert set(saved["state"]) >= {"control_variates", "subsample"}
-    other = Data()
-    for p, q in zip(other.params, data.params, strict=True):
-        p.data.copy_(q.data)
-    twin = make(other, seed=99)
-    twin.load_state_dict(saved)
-    assert_same(chain(sampler, data, 6), chain(twin, other, 6))
 
 
 @pytest.mark.parametrize("way_out", ["warmup", "set_anchor", "load_state_dict"])

@@ -168,27 +168,6 @@ def test_dual_averaging_follows_the_paper():
         assert adaptation.state[2] == t
 
 
-def test_dual_averaging_finds_the_size_of_a_target():
-    """Accepted with probability exp(-size): 0.65 at -log 0.65."""
-    adaptation = dynamics.DualAveraging(100, 0.65)
-    for _ in range(3000):
-        adaptation.update(math.exp(-adaptation.step_size))
-    assert math.isclose(adaptation.averaged, -math.log(0.65), rel_tol=0.02)
-
-
-def test_dual_averaging_resumes_from_its_state():
-    whole = dynamics.DualAveraging(0.5, 0.7)
-    for t in range(20):
-        whole.update(t % 3 / 2)
-    rest = dynamics.DualAveraging.load(whole.state)
-    assert rest.target == 0.7
-    for t in range(20):
-        whole.update(t % 5 / 4)
-        rest.update(t % 5 / 4)
-        assert rest.step_size == whole.step_size
-    assert rest.state == whole.state
-
-
 def test_dual_averaging_stays_finite():
     adaptation = dynamics.DualAveraging(1, 0.5)
     for acceptance, times in ((0, 1000), (1, 100_000)):

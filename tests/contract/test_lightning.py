@@ -238,29 +238,6 @@ def test_what_is_set_through_lightnings_wrapper_is_the_samplers():
     assert_same([chains[0]], [chains[1]])
 
 
-@pytest.mark.parametrize("kind", ["SGLD", "SGHMC with means"])
-def test_lightnings_own_example(kind):
-    # Its boring model, with validation and a schedule of the learning rate.
-    class Boring(boring.BoringModel):
-        def configure_optimizers(self):
-            sampler = shared.PLAIN[kind](self.parameters())
-            schedule = torch.optim.lr_scheduler.StepLR(sampler, step_size=1, gamma=0.5)
-            return [sampler], [schedule]
-
-    chains = []
-    for _ in range(2):
-        lightning.seed_everything(1, verbose=False)
-        module = Boring()
-        fit = trainer(2, limit_train_batches=5)
-        fit.fit(module)
-        (sampler,) = fit.optimizers
-        assert sampler.param_groups[0]["step"] == 10
-        start = shared.PLAIN[kind]([nn.Parameter(torch.ones(1))]).param_groups[0]["lr"]
-        assert sampler.param_groups[0]["lr"] == start / 4
-        chains.append(list(module.parameters()))
-    assert_same(*chains)
-
-
 def fit_fails(module, kind, message, **settings):
     """Fits until this error; returns the number of steps made before."""
     fit = trainer(100, **settings)

@@ -1,7 +1,6 @@
 """Frozen parameters are not sampled; gradients missing in some steps warn."""
 
 import math
-import warnings
 
 import pytest
 import torch
@@ -127,45 +126,6 @@ def test_unfrozen_layers_do_not_warn():
             params[0].grad = torch.ones(2)
             params[1].grad = torch.ones(3) if on else None
             sampler.step()
-
-
-def posterior_variance(train):
-    """The loss of the first of two heads, whose data are 50 N(θ, 1) each."""
-    a, b = (nn.Parameter(torch.zeros(4000)) for _ in range(2))
-    sampler = sg.SGLD([{"params": [a]}, {"params": [b]}], lr=0.05, num_data=100, seed=0)
-    total = 0.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for step in range(800):
-            train(sampler, [a, b], step)
-            sampler.step()
-            if step >= 400:
-                total += float(a.detach().square().mean())
-    return total / 400
-
-
-def test_alternate_steps_halve_the_variance_and_remedies_work():
-    # Exactly 1/50 (1 + lr/4 and the like: 3 %), or half of it.
-    def in_turns(sampler, params, step):
-        for i, p in enumerate(params):
-            p.grad = p.detach().clone() if step % 2 == i else None
-
-    def zeros(sampler, params, step):
-        for i, p in enumerate(params):
-            p.grad = p.detach() * float(step % 2 == i)
-
-    def of_its_own_data(sampler, params, step):
-        for group in sampler.param_groups:
-            group["num_data"] = 50
-        in_turns(sampler, params, step)
-
-    def summed(sampler, params, step):
-        for p in params:
-            p.grad = p.detach() / 2
-
-    assert abs(50 * posterior_variance(in_turns) - 0.5) < 0.04
-    for way_out in (zeros, of_its_own_data, summed):
-        assert abs(50 * posterior_variance(way_out) - 1) < 0.08
 
 
 @pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "PSGLD", "SGNHT"])

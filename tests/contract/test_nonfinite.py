@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from itertools import cycle
 
 import pytest
 import short_chains as chains
@@ -10,14 +9,13 @@ import torch
 from ecs_data import Data
 from ecs_data import make as make_ecs
 from failed_steps import assert_unchanged, refused, snapshot
-from reference import DTYPES
 from sbps_chains import Draws
 from sbps_chains import make as make_sbps
 from sbps_chains import two as two_for_sbps
 from torch import nn
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.core import finite_check
+from torch_sgmcmc.core.step_plan import StepPlan
 
 BAD = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf}
 EACH = pytest.mark.parametrize("value", BAD)
@@ -130,20 +128,6 @@ def test_a_trajectory_that_meets_one_is_rejected(value):
         chains.assert_same(params, before)
         assert sampler.num_divergences == 1 and sampler.num_skipped == 0
         assert sampler.param_groups[0]["step"] == 1
-
-
-def test_dtypes():
-    params = [
-        nn.Parameter(p.detach().to(dtype))
-        for p, dtype in zip(chains.make_params(), cycle(DTYPES), strict=False)
-    ]
-    sampler = chains.make("SGHMC", params)
-    chains.advance(sampler, params, range(2))
-    before = snapshot(sampler)
-    for which in range(len(chains.SIZES)):
-        with pytest.raises(RuntimeError, match=f"parameter {which} of group 0"):
-            bad_step(sampler, params, 2, "inf", which=which)
-    assert_unchanged(sampler, before)
 
 
 def test_the_parameter_is_named():
@@ -308,24 +292,6 @@ def test_a_warm_up_of_hmc_leaves_steps_out():
     assert sampler.param_groups[0]["step_size"] == step_size
 
 
-def test_control_variates():
-    for value in BAD.values():
-        net = nn.Linear(3, 1)
-        sampler = sg.SGHMC(net.parameters(), 0.1, num_data=8, seed=0)
-        x = torch.linspace(-1, 1, 24).view(8, 3)
-        estimator = sg.ControlVariates(sampler, lambda b, f=net: f(b).square().mean())
-        estimator.set_anchor([x])
-        estimator.backward(x[:4])
-        sampler.step()
-        before = snapshot(sampler)
-        bad = x[:4].clone()
-        bad[1, 1] = value
-        estimator.backward(bad)
-        with pytest.raises(RuntimeError, match="SGHMC got a gradient that is not fin"):
-            sampler.step()
-        assert_unchanged(sampler, before)
-
-
 def test_choices():
     p = nn.Parameter(torch.ones(2))
     wanted = "Invalid nonfinite: {} (must be 'raise', 'skip' or 'ignore')"
@@ -374,7 +340,7 @@ LATER = ["SGLD", "SGHMC", "PSGLD without gamma"]
 @pytest.fixture
 def deferred(monkeypatch):
     """Treats the CPU as a GPU is treated, once there is state."""
-    monkeypatch.setattr(finite_check, "DEFERS_ON_CPU", True)
+    monkeypatch.setattr(StepPlan, "_defers", staticmethod(lambda p: True))
 
 
 @pytest.mark.parametrize("kind", LATER)

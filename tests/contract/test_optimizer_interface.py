@@ -61,16 +61,6 @@ def test_gradients_are_never_changed(kind):
 
 
 @EACH
-def test_zero_grad(kind):
-    p = short.one_parameter()
-    sampler = short.make(kind, [p])
-    sampler.zero_grad(set_to_none=False)
-    assert p.grad is not None and not p.grad.any()
-    sampler.zero_grad()
-    assert p.grad is None
-
-
-@EACH
 def test_step_counts_as_an_inplace_change(kind):
     p, idle = short.one_parameter(), short.one_parameter()
     idle.grad = None
@@ -114,38 +104,6 @@ def test_hyperparameters_of_a_group(kind):
     assert same_bits(a, c)
     assert same_bits(b, d)  # temperature 0: the noise does not matter
     assert not torch.equal(a, b)
-
-
-SHARED_DEFAULTS = {
-    **{"format": 1, "lr": 0.1, "num_data": 2, "num_chains": None, "capturable": False},
-    **{"prior_precision": 0.0, "prior_mean": 0.0, "temperature": 1.0, "seed": -3},
-    **{"nonfinite": "raise", "step": 0, "num_skipped": 0, "sizes": [5]},
-    **{"offsets": [0], "next_offset": 128},
-}
-MOMENTUM = {"momentum": 0.9, "momentum_settings": []}
-DEFAULTS = {
-    sg.SGLD: {},
-    sg.SGHMC: {
-        **{"noise_estimate": 0.0, "noise_estimate_settings": [], **MOMENTUM},
-        **{"resample_momentum_every": 0, "initial_momentum": "stationary"},
-    },
-    sg.PSGLD: {"decay": 0.99, "eps": 1e-5, "adapt": True, "gamma": True},
-    sg.SGNHT: {"thermostat_rate": None, **MOMENTUM},
-    sg.EWSG: {
-        **{"surrogate": "momentum", "index_chain_length": 1, **MOMENTUM},
-        **{"num_proposals": 0, "num_accepted": 0, "num_drawn": 0, "minibatches": []},
-        "persistent_index_chain": False,
-    },
-}
-
-
-@pytest.mark.parametrize("kind", DEFAULTS)
-def test_defaults(kind):
-    sampler = kind([short.one_parameter()], 0.1, num_data=2, seed=-3)
-    group = {k: v for k, v in sampler.param_groups[0].items() if k != "params"}
-    own = {"sampler": kind.__name__, **DEFAULTS[kind]}
-    assert group == SHARED_DEFAULTS | own
-    assert sampler.seed == -3
 
 
 def test_named_parameters():
@@ -204,20 +162,6 @@ def test_state_dtypes_and_layouts(dtype):
         assert value.dtype is wanted
         assert (value.shape, value.stride()) == (p.shape, p.stride())
     assert sampler.state[p]["num_grads"] == 1
-
-
-def test_noise_estimate_takes_its_share_of_the_friction_noise():
-    p, q = short.one_parameter(1000), short.one_parameter(1000)
-    common = {"num_data": 1, "initial_momentum": "zeros", "seed": 0}
-    a = sg.SGHMC([p], 0.1, 0.5, noise_estimate=0.375, **common)
-    b = sg.SGHMC([q], 0.1, 0.5, **common)
-    p.grad = q.grad = torch.zeros(1000)
-    a.step()
-    b.step()
-    # Noise variance 2 (alpha - beta) lr T / N: a quarter, so half the deviation.
-    torch.testing.assert_close(
-        2 * a.state[p]["momentum"], b.state[q]["momentum"], rtol=1e-6, atol=0
-    )
 
 
 def test_online_noise_estimate():
@@ -315,23 +259,6 @@ def test_parameters_without_second_derivatives():
     sampler.step()
     assert not sampler.state[q]["sensitivity"].any()
     assert sampler.state[p]["sensitivity"].all()
-
-
-def test_thermostats_start_at_rest_beside_stationary_momenta():
-    p = short.one_parameter(1000)
-    sampler = sg.SGNHT([p], 0.2, 0.75, num_data=7, thermostat_rate=0.1, seed=4)
-    p.grad = torch.zeros(1000)
-    stream = {"offsets": [0], "seed": 4, "step": 0}
-    (start,) = draw([p], purpose=1, **stream)
-    (noise,) = draw([p], purpose=0, **stream)
-    heat = 0.2 / 7
-    first = heat**0.5 * start
-    second = 0.75 * first + (2 * 0.25 * heat) ** 0.5 * noise
-    change = 0.1 * (((first + second) / 2) ** 2 / heat - 1)
-    sampler.step()
-    state = sampler.state[p]
-    torch.testing.assert_close(state["momentum"].double(), second, rtol=0, atol=1e-6)
-    torch.testing.assert_close(state["thermostat"].double(), change, rtol=0, atol=1e-6)
 
 
 def test_target_summary():

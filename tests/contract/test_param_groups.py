@@ -91,20 +91,6 @@ def test_keys_without_a_near_one():
         sg.HMC([{"params": [parameter()], "lr": 1.0}], 0.1, num_steps=1, num_data=1)
 
 
-@pytest.mark.parametrize("num_data", [1, 50])
-def test_weight_decay_is_the_prior_precision_of_the_message(num_data):
-    """Without noise SGLD is SGD, with the weight decay that the message translates."""
-    p, q = parameter(), parameter()
-    p.grad = q.grad = torch.tensor([0.3, -1.0, 0.0], dtype=torch.float64)
-    sgd = torch.optim.SGD([p], 0.1, weight_decay=0.25)
-    target = {"num_data": num_data, "prior_precision": 0.25 * num_data}
-    sgld = sg.SGLD([q], 0.1, **target, temperature=0)
-    for _ in range(3):
-        sgd.step()
-        sgld.step()
-    torch.testing.assert_close(p, q, rtol=1e-15, atol=0)
-
-
 def test_what_torch_writes_is_known():
     """Every scheduler's keys, when groups are made of such groups again."""
     sampler = sg.SGHMC([parameter()], 0.1, 0.9, num_data=2)
@@ -359,11 +345,6 @@ def test_shared_settings_have_equal_ranges():
             row = rows[name]
             assert (row.kind, row.low, row.high, row.low_open) == expected[name]
         assert {"num_data", "prior_precision", "temperature"} < rows.keys()
-
-
-def test_there_is_no_table_of_others():
-    with pytest.raises(IndexError, match=r"no sampler Adam \(must be SGLD, "):
-        sg._C.settings("Adam")
 
 
 @each

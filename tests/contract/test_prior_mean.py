@@ -229,17 +229,11 @@ def test_means_of_low_precision_parameters_are_not_rounded(dtype):
     assert same(ends[0], ends[1])
 
 
-def test_other_layouts():
-    """Prior means for parameters whose memory is in another order."""
-    g = torch.Generator().manual_seed(6)
-    value, mean = torch.randn(2, 4, 6, generator=g)
-    ends = []
-    for p in (value.clone(), value.t().contiguous().t(), value.repeat(1, 2)[:, :6]):
-        param = nn.Parameter(p)
-        sampler = sgld([param], prior_mean=[mean], temperature=0.0)
-        ends.append(follow(sampler, [param])[0].contiguous())
-    assert same(ends[0], ends[1])
-    assert same(ends[0], ends[2])
+def settings_of(sampler):
+    """Returns the arguments of the constructor, but for the prior's means."""
+    group, spec = sampler.param_groups[0], sampler._SPEC
+    names = sampler._group_keys - {*spec.managed, "prior_mean"} | {*spec.shared}
+    return {key: group[key] for key in names & {*group}}
 
 
 @pytest.mark.parametrize("kind", [*THREE, "SBPS", "HMCECS"])
@@ -247,9 +241,7 @@ def test_a_chain_resumes_with_its_means(kind):
     """State dicts, before the first step and later, pickles and copies."""
     chain = Chain(kind)
     means = [p.detach() * 0.5 + 1 for p in chain.params]
-    group, spec = chain.sampler.param_groups[0], chain.sampler._SPEC
-    names = chain.sampler._group_keys - {*spec.managed} | {*spec.shared}
-    settings = {key: group[key] for key in names & {*group} if key != "prior_mean"}
+    settings = settings_of(chain.sampler)
 
     def make(means, seed):
         first, second = {"params": chain.params[:1]}, {"params": chain.params[1:]}
@@ -293,9 +285,7 @@ def test_means_stay_when_a_user_clears_the_state(kind, way):
     ends = []
     for mean in (2.0, [torch.full((n,), 2.0) for n in (3, 130, 4)]):
         chain = Chain(kind)
-        group, spec = chain.sampler.param_groups[0], chain.sampler._SPEC
-        names = chain.sampler._group_keys - {*spec.managed} | {*spec.shared}
-        settings = {key: group[key] for key in names & {*group}}
+        settings = settings_of(chain.sampler)
         settings |= {"prior_mean": mean, "prior_precision": 5.0}
         chain.sampler = type(chain.sampler)(chain.params, **settings, seed=5)
         chain.run(range(3))
@@ -313,10 +303,7 @@ def test_all_that_reads_means_finds_them_after_the_state_was_cleared():
         sg.SGLD([p], 0.1, num_data=1, prior_precision=4.0, prior_mean=mean, seed=1)
         for p, mean in ((p, 3.0), (q, [torch.full((500,), 3.0)]))
     ]
-    for read in (
-        lambda s: s.draw_from_prior(),
-        lambda s: sg.GammaPrecision(s).step(),
-    ):
+    for read in (lambda s: s.draw_from_prior(), lambda s: sg.GammaPrecision(s).step()):
         samplers[1].state.clear()
         found = [read(sampler) for sampler in samplers]
         assert found[0] == found[1] and torch.equal(p, q)

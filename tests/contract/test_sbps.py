@@ -85,36 +85,6 @@ def test_v_learns_from_every_minibatch_and_a_where_lines_end():
     assert_same([sampler.state[p]["square_average"] for p in params], kept)
 
 
-@pytest.mark.parametrize("preconditioned", [False, True])
-def test_every_observation_is_of_the_whole_target(preconditioned):
-    """Lines from any start: G is the derivative of U, all priors included."""
-    params = [*two(), nn.Parameter(torch.full((4,), -2.0, dtype=torch.float64))]
-    priors = [40.0, 3.0, 0.0]
-    pairs = zip(params, priors, strict=True)
-    groups = [{"params": [p], "prior_precision": prior} for p, prior in pairs]
-    sampler = make(groups, preconditioned=preconditioned, eps=0.1, refresh_rate=3.0)
-    closure = Draws(params)
-    checked = 0
-    for _ in range(180):
-        bounces = sampler.diagnostics.bounces
-        drawn = closure.generator.get_state()
-        sampler.step(closure)
-        if sampler.diagnostics.bounces > bounces:
-            continue  # the last observation is what was reflected
-        closure.generator.set_state(drawn)
-        grads = torch.autograd.grad(N * closure().mean(), params)
-        expected = 0.0
-        for p, grad, prior in zip(params, grads, priors, strict=True):
-            state = sampler.state[p]
-            along = state["direction" if preconditioned else "velocity"]
-            expected += float((along * (grad + prior * p.detach())).sum())
-        _, value, _ = sampler.param_groups[0]["clock"].observations[-1]
-        assert value == pytest.approx(expected, rel=1e-10, abs=1e-10)
-        checked += 1
-    assert checked > 100 and sampler.diagnostics.refreshments > 10
-    assert sampler.diagnostics.bounces > 10
-
-
 def test_a_parameter_changed_from_outside():
     params = two()
     sampler = make(params)

@@ -92,39 +92,6 @@ def test_continued_in_the_middle_of_a_cycle_to_the_same_bits(name):
         assert again.collecting == schedule.collecting
 
 
-def visited(cyclical):
-    """Modes of nine narrow Gaussians on a grid that a chain finds from one of them."""
-    centres = torch.cartesian_prod(*[torch.tensor([-3.0, 0.0, 3.0])] * 2)
-    p = torch.zeros(2, requires_grad=True)
-    sampler = sg.SGLD([p], 0.3 if cyclical else 0.01, num_data=1, seed=0)
-    schedule = sg.CyclicalSchedule(sampler, 60, exploration=0.25)
-    draws = []
-    for _ in range(25 * 60):
-        p.grad = None
-        squares = ((p - centres) ** 2).sum(1) / (2 * 0.35**2)
-        (-torch.logsumexp(-squares, 0)).backward()
-        sampler.step()
-        if schedule.collecting or not cyclical:
-            draws.append(p.detach().clone())
-        if cyclical:
-            schedule.step()
-        else:
-            sampler.param_groups[0]["temperature"] = 1.0
-    kept = torch.stack(draws)
-    distances = torch.cdist(kept, centres)
-    near = distances.amin(1) < 2 * 0.35
-    return set(distances.argmin(1)[near].tolist()), kept
-
-
-def test_cycles_find_modes_that_small_steps_do_not():
-    """The picture of figure 2 of the paper, by fixed seeds."""
-    alone, _ = visited(cyclical=False)
-    several, draws = visited(cyclical=True)
-    assert alone == {4}
-    assert several == set(range(9))
-    assert bool(draws.isfinite().all())
-
-
 def test_polynomial_decay_is_welling_and_teh_s():
     p, q = torch.zeros(2, requires_grad=True), torch.zeros(3, requires_grad=True)
     groups = [{"params": [p]}, {"params": [q], "lr": 0.5}]
@@ -141,31 +108,6 @@ def test_polynomial_decay_is_welling_and_teh_s():
         sampler.step()
         assert schedule.weight == pytest.approx(used, rel=1e-12)
         schedule.step()
-
-
-def test_weighted_draws_of_a_decaying_chain_have_the_posterior_s_variance():
-    """50,000 chains of p(θ) = N(0, 1/2): the law's own bias falls with the steps.
-
-    With h = 2 in the mean loss the variance of SGLD at a fixed lr is 1 / (2 (1 - lr)).
-    Averaged with the weights that the steps were made with, it is compared with the
-    recursion of variances that the same steps have, to four standard errors.
-    """
-    p = torch.zeros(50_000, dtype=torch.float64, requires_grad=True)
-    sampler = sg.SGLD([p], 0.4, num_data=1, seed=3)
-    schedule = sg.PolynomialDecay(sampler, b=5, gamma=1.0)
-    total = weight = exact = variance = 0.0
-    for _ in range(60):
-        quadratic(p)
-        lr = sampler.param_groups[0]["lr"]
-        sampler.step()
-        variance = (1 - 2 * lr) ** 2 * variance + 2 * lr
-        total += schedule.weight * float(p.detach().square().mean())
-        exact += lr * variance
-        weight += schedule.weight
-        schedule.step()
-    # The mean square of one step has the relative error sqrt(2 / 50,000) or 0.6 %.
-    assert total / weight == pytest.approx(exact / weight, rel=4 * 0.0063)
-    assert abs(variance - 0.5) < 0.02  # nearly the posterior's by now
 
 
 def test_samplers_without_lr_are_refused():

@@ -13,16 +13,6 @@ HEADLESS = re.compile(
     r"(What|Whether|Of|Those|That|How|Which|Where|When|Who|Whose|Why|As|If|In|For|With"
     r"|To|From|By|On|At)\b"
 )
-# In every file that git knows but this one. Glossary: docs/architecture.md.
-RETIRED = re.compile(
-    r"\b(Gauges|DamagedDraw|GatheredRows|ECSReport|compiled_steps|num_looks|adapt_always"
-    r"|can_be_made_again|is_plain|Sameness|step_again_|Ledger|put_back|chain_of|work_of"
-    r"|kByCode|kWarm|kHot|kCarried|kMemory|StepFilter|AfterDraw|WithoutDraw|Watched"
-    r"|is_as_left|renumber|num_products|bends|[Ff]light)\b|\bsg\.(check|Check|Problem|Verdict)\b"
-    r"|\bcsrc/(core|apply|methods|python)\b|\btorch_sgmcmc[./](chain|judge|bouncy)\b"
-)
-# An ordinary word in a test of second differences.
-RETIRED_ALLOWED = {("torch_sgmcmc/diagnostics/convergence.py", "bends")}
 # A path in a document or a comment: folders, and a name or several in braces.
 PATH = re.compile(
     r"(?<![\w/.<{*$-])((?:[\w-]+/)+(?:[\w-]+|[\w-]*\{[\w,]+\}[\w-]*)"
@@ -30,7 +20,6 @@ PATH = re.compile(
 )
 # Files of a sampler X, of torch, and of a run.
 NOT_HERE = re.compile(r"(.*/)?[xX]\.\w+|torch/.*|chain-0/.*")
-OLD_ENGLISH = re.compile(r"\b(that|those) of\b")
 
 
 def tracked(*folders, endings):
@@ -61,19 +50,6 @@ def test_docstrings_begin_with_a_noun_or_a_verb():
     assert not found, "\n".join(found)
 
 
-def test_retired_names_stay_retired():
-    endings = (".py", ".h", ".cpp", ".inl", ".cu", ".cuh", ".md", ".txt")
-    here = Path(__file__).relative_to(ROOT).as_posix()
-    found = [
-        f"{name}: {match[0]}"
-        for name in tracked(endings=endings)
-        if name != here
-        for match in RETIRED.finditer((ROOT / name).read_text())
-        if (name, match[0]) not in RETIRED_ALLOWED
-    ]
-    assert not found, "\n".join(found)
-
-
 def paths_in(text):
     for match in PATH.finditer(text):
         before, _, rest = match[1].partition("{")
@@ -93,14 +69,3 @@ def test_paths_lead_to_files():
         and not any(each == path or each.endswith(f"/{path}") for each in known)
     ]
     assert not found, "\n".join(found)
-
-
-def test_things_are_named():
-    """The product and documents use "that of" and "those of" at most 20 times."""
-    where = ("torch_sgmcmc", "csrc", "docs", "README.md", "CONTRIBUTING.md")
-    found = [
-        name
-        for name in tracked(*where, endings=(".py", ".h", ".cpp", ".inl", ".cu", ".md"))
-        for _ in OLD_ENGLISH.finditer((ROOT / name).read_text())
-    ]
-    assert len(found) <= 20, "\n".join(found)

@@ -7,10 +7,9 @@ states, copies and gradients is in test_state_dicts.py and test_optimizer_interf
 
 import pytest
 import torch
-from short_chains import ALIKE, assert_same
+from short_chains import ALIKE
 from torch import nn
 from torch.optim import SGD
-from torch.optim import optimizer as torch_optimizer
 from torch.testing._internal.common_device_type import instantiate_device_type_tests
 from torch.testing._internal.common_optimizers import (
     OptimizerInfo,
@@ -165,53 +164,6 @@ class TestSamplers(TestCase):
                 assert problem.losses().sum().item() < before, (given.desc, schedules)
 
     @optims(THREE)
-    def test_hooks(self, device, dtype, optim_info):
-        problem = Problem(optim_info.optim_cls, dtype)
-        kwargs = optim_info.optim_inputs_func(device)[0].kwargs
-        optimizer = optim_info.optim_cls(problem.params, **kwargs)
-        seen = []
-        places = []
-
-        def note(name):
-            def hook(hooked, *_):
-                assert hooked is optimizer
-                seen.append(name)
-                places.append(problem.weight.detach().clone())
-
-            return hook
-
-        register = {
-            "global pre": torch_optimizer.register_optimizer_step_pre_hook,
-            "pre": optimizer.register_step_pre_hook,
-            "post": optimizer.register_step_post_hook,
-            "global post": torch_optimizer.register_optimizer_step_post_hook,
-            "save": optimizer.register_state_dict_pre_hook,
-            "saved": optimizer.register_state_dict_post_hook,
-            "load": optimizer.register_load_state_dict_pre_hook,
-            "loaded": optimizer.register_load_state_dict_post_hook,
-        }
-        handles = [hook(note(name)) for name, hook in register.items()]
-        start = problem.weight.detach().clone()
-        try:
-            problem.steps(optimizer, 1)
-            assert seen == ["global pre", "pre", "post", "global post"]
-            assert_same(places, [start, start, *[problem.weight.detach()] * 2])
-            optimizer.load_state_dict(optimizer.state_dict())
-            assert seen[4:] == ["save", "saved", "load", "loaded"]
-        finally:
-            for handle in handles:
-                handle.remove()
-        problem.steps(optimizer, 1)
-        optimizer.load_state_dict(optimizer.state_dict())
-        assert len(seen) == 8
-        # A hook may give another dictionary to save, or to load.
-        optimizer.register_state_dict_post_hook(lambda _, d: {**d, "note": 7})
-        assert optimizer.state_dict()["note"] == 7
-        optimizer.register_load_state_dict_pre_hook(lambda _, d: {**d, "more": 1})
-        optimizer.load_state_dict(optimizer.state_dict())
-        assert optimizer.param_groups[0]["step"] == 2
-
-    @optims(THREE)
     def test_printing(self, device, dtype, optim_info):
         for given in optim_info.optim_inputs_func(device):
             problem = Problem(optim_info.optim_cls, dtype)
@@ -219,21 +171,6 @@ class TestSamplers(TestCase):
             assert text.startswith(f"{optim_info.name} (\nParameter Group 0\n")
             for key in given.kwargs.keys() - {"seed"}:
                 assert f"    {key}: " in text
-
-    @optims([i for i in THREE if "lr" in i.optim_inputs_func("cpu")[0].kwargs])
-    def test_groups_with_a_schedule(self, device, dtype, optim_info):
-        for given in optim_info.optim_inputs_func(device):
-            for schedules in optim_info.scheduler_inputs:
-                problem = Problem(optim_info.optim_cls, dtype)
-                groups = [{"params": [problem.weight]}, {"params": [problem.bias]}]
-                groups[1]["lr"] = 0.0
-                optimizer = optim_info.optim_cls(groups, **given.kwargs)
-                start, bias = problem.losses().sum(), problem.bias.detach().clone()
-                scheduled = [make(optimizer) for make in schedules]
-                problem.scheduled_steps(optimizer, scheduled, 10)
-                assert problem.losses().sum() < start
-                if not optimizer.param_groups[1].get("momentum"):
-                    assert_same([problem.bias], [bias])
 
 
 instantiate_device_type_tests(TestSamplers, globals(), only_for="cpu")

@@ -99,33 +99,6 @@ TEST_P(ClockCases, ArrivalsFollowTheIntegratedRate) {
   }
 }
 
-// The scales of time and rate are units: a clock in other units tells the same.
-TEST_P(ClockCases, HasNoUnits) {
-  constexpr double kUnit = 0x1p30;
-  const Case& c = GetParam();
-  std::vector<Observation> scaled = c.data;
-  for (Observation& o : scaled) {
-    o = {o.time / kUnit, o.value * kUnit, o.variance * kUnit * kUnit};
-  }
-  SlopePrior prior = c.prior;
-  prior.mean *= kUnit * kUnit;
-  prior.variance *= std::pow(kUnit, 4);
-  prior.error_excess *= kUnit * kUnit;
-  prior.error_time /= kUnit * kUnit;
-  BounceClock here = ClockWith(c.data, c.prior);
-  BounceClock there = ClockWith(scaled, prior);
-  for (int i = 0; i < 100; ++i) {
-    for (BounceClock* clock : {&here, &there}) {
-      clock->set_observation_decay(i % 2 == 0 ? 0 : 0.7);
-    }
-    const NextEvent a = here.Next(3, 0.5, Stream(1, i));
-    const NextEvent b = there.Next(3, 0.5 * kUnit, Stream(1, i));
-    EXPECT_EQ(a.event, b.event);
-    EXPECT_DOUBLE_EQ(a.wait, b.wait * kUnit);
-    EXPECT_DOUBLE_EQ(a.rate, b.rate / kUnit);
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(Situations, ClockCases, testing::ValuesIn(Cases()),
                          [](const auto& info) {
                            std::string name = info.param.name;
@@ -150,17 +123,6 @@ TEST(BounceClock, RefreshmentsCompete) {
   EXPECT_LT(ZOfShare(refreshments, n, 0.2), kMaxZ);
   EXPECT_LT(std::abs(sum / n - 0.2) / (0.2 / std::sqrt(n)), kMaxZ);
   EXPECT_EQ(looks, 0);
-}
-
-TEST(BounceClock, RefreshesWhereNothingElseHappens) {
-  const BounceClock clock =
-      ClockWith({{0, -3, 1e-4}, {1, -5, 1e-4}, {2, -7, 1e-4}});
-  int refreshments = 0;
-  for (int i = 0; i < 1000; ++i) {
-    const NextEvent next = clock.Next(3, 1e6, Stream(2, i));
-    refreshments += next.event == ClockEvent::kRefreshment;
-  }
-  EXPECT_EQ(refreshments, 1000);
 }
 
 // Whatever the lines do between: none, looks alone, or bounces in a potential
@@ -271,27 +233,6 @@ TEST(BounceClock, ABounceStartsALineFromItsObservation) {
   EXPECT_GT(clock.regression().prior().mean, 1);
 }
 
-TEST(BounceClock, AStepComesToWhatItsEventIs) {
-  const auto took = [](ClockEvent event, std::optional<double> reflected) {
-    BounceClock clock;
-    clock.Observe(0, 2, 0.5);
-    clock.Take(event, 0.25, 3, 0.125, reflected);
-    return clock.Save();
-  };
-  BounceClock clock;
-  clock.Observe(0, 2, 0.5);
-  BounceClock observes = clock;
-  observes.Observe(0.25, 3, 0.125);
-  EXPECT_EQ(took(ClockEvent::kObserve, {}), observes.Save());
-  EXPECT_EQ(took(ClockEvent::kProposal, {}), observes.Save());
-  BounceClock bounces = clock;
-  bounces.Bounce(0.25, 3, 0.125, -4);
-  EXPECT_EQ(took(ClockEvent::kProposal, -4), bounces.Save());
-  clock.Restart();
-  clock.Observe(0, 3, 0.125);
-  EXPECT_EQ(took(ClockEvent::kRefreshment, {}), clock.Save());
-}
-
 TEST(BounceClock, WarnsOfManyViolations) {
   // 3 * 0.135 % + 1 % are too many.
   EXPECT_EQ(BounceClock::Warning(0, 0, 3), "");
@@ -301,21 +242,6 @@ TEST(BounceClock, WarnsOfManyViolations) {
             "At 141 of 10000 proposals of SBPS (1.4%) the observed rate was "
             "above the proposed one; 0.1% are expected");
   EXPECT_EQ(BounceClock::Warning(1000, 1000, 0), "");  // half are expected
-}
-
-TEST(BounceClock, LooksFurtherAndFurtherWhereAllIsZero) {
-  BounceClock clock;
-  clock.Observe(0, 0, 0);
-  double wait = 0x1p-10;
-  for (int i = 0; i < 40; ++i) {
-    const NextEvent next = clock.Next(3, 0, Stream(0, i));
-    EXPECT_EQ(next.event, ClockEvent::kObserve);
-    EXPECT_EQ(next.wait, wait);
-    clock.Observe(next.wait, 0, 0);
-    wait *= 2;
-  }
-  clock.Observe(1, 0.5, 0);  // until there is something
-  EXPECT_EQ(clock.Next(3, 0, Stream(0, 0)).event, ClockEvent::kProposal);
 }
 
 TEST(BounceClock, SaveAndLoadAreExact) {
@@ -443,23 +369,6 @@ void ExpectArrival(const PiecewiseRate& rate, double area, double time,
   EXPECT_NEAR(arrival.value, value, 1e-14 * value);
 }
 
-TEST(PiecewiseRate, ClosedForms) {
-  // Zero slope.
-  ExpectArrival(Polygon({{2, 4}, {5, 4}}), 3, 2.75, 4);
-  // From 0 upwards: area s t^2 / 2; downwards from 6 to 0 in 3: 6 t - t^2.
-  ExpectArrival(Polygon({{0, 0}, {10, 20}}), 9, 3, 6);
-  ExpectArrival(Polygon({{0, 6}, {3, 0}}), 5, 1, 4);
-  // A negative intercept: nothing happens before the crossing at 4.
-  ExpectArrival(Polygon({{0, -8}, {10, 12}}), 9, 7, 6);
-  // Past the crossing downwards, a stretch of zeros, and up again.
-  ExpectArrival(Polygon({{0, 2}, {2, -2}, {3, -2}, {5, 2}, {9, 2}}), 1 + 1 + 3,
-                6.5, 2);
-  // A jump, and nodes at one time.
-  ExpectArrival(Polygon({{0, 1}, {1, 1}, {1, 5}, {1, 3}, {4, 3}}), 4, 2, 3);
-  // No area at all: the first moment of a positive rate.
-  ExpectArrival(Polygon({{1, -1}, {3, 1}}), 0, 2, 0);
-}
-
 TEST(PiecewiseRate, WhatNeverArrives) {
   for (const auto& rate :
        {Polygon({{0, -1}, {7, -3}}), Polygon({{0, 0}, {7, 0}}),
@@ -503,14 +412,6 @@ TEST(PiecewiseRate, IsTheInverseOfItsIntegral) {
 }
 
 // Which multiples of an interval a trajectory has passed.
-
-TEST(SampleTimes, AreCountedByTheirProducts) {
-  EXPECT_EQ(SamplesBy(0, 0.5), 0);
-  EXPECT_EQ(SamplesBy(0.4, 0.5), 0);
-  EXPECT_EQ(SamplesBy(0.5, 0.5), 1);
-  EXPECT_EQ(SamplesBy(1.9, 0.5), 3);
-  EXPECT_EQ(SamplesBy(1, 1e-300), int64_t{1} << 53);
-}
 
 // At the very times, and next to them, where quotients are rounded to either
 // side.

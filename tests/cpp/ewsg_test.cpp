@@ -35,20 +35,6 @@ TEST(EWSG, NeedsAClosure) {
   EXPECT_EQ(sampler.num_steps(), 0);
 }
 
-TEST(EWSG, DrawsAndReturnsTheFirstLoss) {
-  const auto params = Params();
-  EWSG sampler(params, Weighted().index_chain_length(3));
-  EXPECT_TRUE(std::isnan(sampler.acceptance_rate()));
-  int calls = 0;
-  const auto closure = Draws(params, calls);
-  for (int i = 0; i < 20; ++i) {
-    EXPECT_EQ(sampler.step(closure).item<double>(), 4 * i + 1);
-  }
-  EXPECT_EQ(calls, 80);
-  EXPECT_GT(sampler.acceptance_rate(), 0);
-  EXPECT_LT(sampler.acceptance_rate(), 1);
-}
-
 // A closure whose n-th call makes gradients that depend on which(n) alone.
 torch::optim::Optimizer::LossClosure Which(
     const torch::Tensor& param, int& calls,
@@ -80,19 +66,6 @@ TEST(EWSG, RefusesMinibatchesThatAreAlwaysTheSame) {
     EXPECT_TRUE(torch::equal(param, before));
     EXPECT_EQ(sampler.num_steps(), steps);
   }
-}
-
-TEST(EWSG, TakesMinibatchesThatAreOftenTheSame) {
-  // One other gradient before the hundredth clears all doubts.
-  const auto param = torch::zeros({4}).set_requires_grad(true);
-  EWSG sampler({param}, Weighted());
-  int calls = 0;
-  auto closure = Which(param, calls, [](int n) { return n == 197 ? 2 : 1; });
-  for (int step = 0; step < 300; ++step) sampler.step(closure);
-  // Gradients of zero are those of a loss without data.
-  EWSG flat({param}, Weighted());
-  closure = Which(param, calls, [](int) { return 0; });
-  for (int step = 0; step < 300; ++step) flat.step(closure);
 }
 
 TEST(EWSG, AFailedClosureChangesNothing) {
@@ -138,72 +111,6 @@ TEST(EWSG, AFailedClosureChangesNothing) {
                       "the previous minibatch's"),
             0U);
   EXPECT_TRUE(sampler.state().empty());
-}
-
-TEST(EWSG, MakesOneDecisionForAllGroups) {
-  const auto group = [](const EWSGOptions& options) {
-    return OptimizerParamGroup({Param(4)},
-                               std::make_unique<EWSGOptions>(options));
-  };
-  EWSG sampler(Params(), Weighted());
-  for (const auto& bad :
-       {std::pair("index_chain_length", EWSGOptions().index_chain_length(2)),
-        std::pair("num_chains", EWSGOptions().num_chains(4))}) {
-    EXPECT_EQ(MessageOf<std::invalid_argument>(
-                  [&] { sampler.add_param_group(group(bad.second)); }),
-              "Invalid param group: '" + std::string(bad.first) +
-                  "' is managed by EWSG and cannot be set for a group");
-  }
-  sampler.add_param_group(group(EWSGOptions(0.2).surrogate("zero")));
-  EXPECT_EQ(sampler.options(1).momentum(), 0.9);
-  sampler.options(1).index_chain_length(3);
-  EXPECT_EQ(MessageOf<std::invalid_argument>(
-                [&] { sampler.step([] { return torch::Tensor(); }); }),
-            "Invalid index_chain_length: [1, 3] in the param groups (must be "
-            "equal: there is one decision for all)");
-  sampler.options(1).index_chain_length(1).num_chains(1);
-  EXPECT_EQ(MessageOf<std::invalid_argument>(
-                [&] { sampler.step([] { return torch::Tensor(); }); }),
-            "Invalid num_chains: [none, 1] in the param groups (must be equal: "
-            "there is one decision for all)");
-}
-
-TEST(EWSG, IsSavedAndLoadedByTorch) {
-  const auto param = torch::zeros({4, 6}).set_requires_grad(true);
-  const auto other_param = torch::zeros({4, 6}).set_requires_grad(true);
-  EWSG sampler({param}, Weighted().num_chains(4));
-  EWSG other({other_param}, EWSGOptions(0.3).num_data(1));
-  int calls = 0;
-  int other_calls = 20;
-  for (int i = 0; i < 10; ++i) sampler.step(Draws({param}, calls));
-  {
-    const torch::NoGradGuard no_grad;
-    other_param.copy_(param);
-  }
-  std::stringstream stream;
-  torch::save(sampler, stream);
-  torch::load(other, stream);
-  EXPECT_EQ(other.acceptance_rate(), sampler.acceptance_rate());
-  for (int i = 0; i < 10; ++i) {
-    sampler.step(Draws({param}, calls));
-    other.step(Draws({other_param}, other_calls));
-  }
-  ExpectEqual({param}, {other_param});
-  EXPECT_EQ(other.acceptance_rate(), sampler.acceptance_rate());
-
-  const auto dict = sampler.state_dict();
-  StateDict group = dict.at("param_groups").toListRef()[0];
-  group.set("num_accepted", torch::zeros({2}));
-  EXPECT_EQ(
-      MessageOf<std::invalid_argument>([&] { other.load_state_dict(dict); }),
-      "Invalid num_accepted in a state dict: a Tensor (must be an int, "
-      "or a Tensor of one int64)");
-  group.set("num_accepted", 3);
-  group.set("num_chains", 5);
-  EXPECT_EQ(
-      MessageOf<std::invalid_argument>([&] { other.load_state_dict(dict); }),
-      "Invalid parameter: shape [4, 6] (must have a leading dimension of "
-      "num_chains = 5)");
 }
 
 }  // namespace

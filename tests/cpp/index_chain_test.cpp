@@ -1,4 +1,4 @@
-// The index chain's decisions: the logarithm, the uniforms, the probabilities.
+// The logarithm in the index chain's decisions.
 #include "host/index_chain.h"
 
 #include "statistics.h"
@@ -37,88 +37,7 @@ TEST(IndexChain, LogarithmIsAccurate) {
   ExpectLog(0x1p-53);
 }
 
-TEST(IndexChain, UniformsAreUniform) {
-  double sum = 0;
-  double squares = 0;
-  double neighbours = 0;
-  double last = 0.5;
-  for (uint64_t k = 0; k < kDraws; ++k) {
-    const double u = IndexUniform(Stream(3, 4), k / 4, k % 4);
-    ASSERT_GT(u, 0);
-    ASSERT_LT(u, 1);
-    sum += u - 0.5;
-    squares += (u - 0.5) * (u - 0.5);
-    neighbours += (u - 0.5) * (last - 0.5);
-    last = u;
-  }
-  // Variances 1/12, 1/180 and 1/144.
-  EXPECT_LT(std::abs(sum / std::sqrt(kDraws / 12.0)), kMaxZ);
-  EXPECT_LT(std::abs((squares - kDraws / 12.0) / std::sqrt(kDraws / 180.0)),
-            kMaxZ);
-  EXPECT_LT(std::abs(neighbours / std::sqrt(kDraws / 144.0)), kMaxZ);
-}
-
-TEST(IndexChain, AcceptsWithTheRatioAsProbability) {
-  for (const double ratio : {-0.01, -0.5, -1.0, -3.0, -7.0}) {
-    int accepted = 0;
-    for (uint64_t step = 0; step < kDraws; ++step) {
-      accepted += IndexChainAccepts(ratio, Stream(5, step), 0, 1);
-    }
-    const double p = std::exp(ratio);
-    EXPECT_LT(ZOfShare(accepted, kDraws, p), kMaxZ);
-  }
-}
-
-TEST(IndexChain, RatiosOutOfTheOrdinary) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  for (uint64_t step = 0; step < 1000; ++step) {
-    for (const double ratio : {0.0, -0.0, 1e-300, 5.0, kInfinity}) {
-      EXPECT_TRUE(IndexChainAccepts(ratio, Stream(0, step), 0, 0));
-    }
-    for (const double ratio : {std::nan(""), -kInfinity, -37.0}) {
-      EXPECT_FALSE(IndexChainAccepts(ratio, Stream(0, step), 0, 0));
-    }
-  }
-}
-
-TEST(IndexChain, EveryArgumentMatters) {
-  std::set<double> seen;
-  int draws = 0;
-  for (const uint64_t seed : {0, 1}) {
-    for (const uint64_t step : {0, 1}) {
-      for (const uint32_t purpose : {0, 3}) {
-        for (const uint64_t chain : {0, 1, 1 << 20}) {
-          for (const uint64_t proposal : {0, 1, (1 << 24) - 1}) {
-            seen.insert(IndexUniform({seed, step, purpose}, chain, proposal));
-            ++draws;
-          }
-        }
-      }
-    }
-  }
-  EXPECT_EQ(seen.size(), static_cast<size_t>(draws));
-}
-
 // Minibatches that are none.
-
-TEST(ClosureWatch, CountsMinibatchesThatAreNone) {
-  const auto after = [](std::optional<int64_t> before, bool equal, bool zero) {
-    return EqualRunning(before, equal, zero, " (so)", "none");
-  };
-  EXPECT_EQ(after(0, true, false), 1);
-  EXPECT_EQ(after(98, true, false), 99);
-  EXPECT_EQ(after(99, true, true), 99);
-  EXPECT_EQ(after(99, false, false), std::nullopt);
-  EXPECT_EQ(after(std::nullopt, true, false), std::nullopt);
-  try {
-    after(99, true, false);
-    FAIL();
-  } catch (const std::runtime_error& error) {
-    const std::string message = error.what();
-    EXPECT_NE(message.find("from 100 calls"), std::string::npos);
-    EXPECT_NE(message.find("at each call (so). If each"), std::string::npos);
-  }
-}
 
 }  // namespace
 }  // namespace torch_sgmcmc

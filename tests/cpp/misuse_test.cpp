@@ -58,21 +58,6 @@ TEST(Misuse, NoiseThatOverflows) {
   EXPECT_TRUE(torch::equal(p, before));
 }
 
-TEST(Misuse, APrecisionThatIsNotFinite) {
-  const Tensor p = Param(5);
-  SGLD sampler({p}, SGLDOptions(0.1).num_data(1).seed(3).prior_precision(2));
-  GammaPrecision precision(sampler);
-  {
-    const torch::NoGradGuard no_grad;
-    p.fill_(std::numeric_limits<float>::quiet_NaN());
-  }
-  EXPECT_NE(MessageOf([&] { precision.step(); })
-                .find("Cannot draw prior_precision of group 0: the sum of "
-                      "squares of its parameters is nan"),
-            std::string::npos);
-  EXPECT_EQ(sampler.options().prior_precision(), 2);
-}
-
 // A chain whose options are put back, replaced by a copy, or set to another
 // sampler's between steps is the chain in which nobody did.
 template <typename Kind, typename Options>
@@ -308,52 +293,6 @@ TEST(SBPSOptions, HaveNoLr) {
             "refresh_rate by hand)");
 }
 
-// Every tensor that a state dict has of a parameter.
-TEST(LoadedState, IsFinite) {
-  const auto check = [](auto& sampler, const Tensor& p, int steps) {
-    MakeSteps(sampler, p, steps);
-    const StateDict good = sampler.state_dict();
-    const StateDict states = good.at("state");
-    ASSERT_TRUE(states.contains(0));
-    const StateDict of_first = states.at(0);
-    for (const auto& entry : of_first.entries()) {
-      const std::string key = entry.key().toStringRef();
-      if (key == "num_grads" || key == "step") continue;
-      for (const double bad : {std::numeric_limits<double>::quiet_NaN(),
-                               -std::numeric_limits<double>::infinity()}) {
-        const StateDict broken(c10::IValue(good).deepcopy());
-        const StateDict state = broken.at("state");
-        const StateDict first = state.at(0);
-        first.at(key).toTensor().view(-1)[1] = bad;
-        EXPECT_EQ(MessageOf<std::invalid_argument>(
-                      [&] { sampler.load_state_dict(broken); }),
-                  "Invalid state_dict: " + key +
-                      " of parameter 0 has elements that are not finite");
-      }
-    }
-    sampler.load_state_dict(good);
-  };
-  const auto half = [] {
-    Tensor p = torch::linspace(-1, 1, 3, torch::kBFloat16);
-    return p.set_requires_grad(true);
-  };
-  const Tensor a = half();
-  SGHMC sghmc({a}, Hamiltonian().noise_estimate("online"));
-  check(sghmc, a, 3);
-  const Tensor b = Param(3);
-  PSGLD psgld({b}, PSGLDOptions(0.1).num_data(5).seed(1));
-  check(psgld, b, 1);
-  const Tensor c = Param(3);
-  SGNHT sgnht({c}, SGNHTOptions(0.1).num_data(5).seed(2));
-  check(sgnht, c, 1);
-  const Tensor d = Param(3);
-  EWSG ewsg({d}, EWSGOptions(0.1).num_data(5).seed(3));
-  check(ewsg, d, 1);
-  const Tensor f = Param(3);
-  SBPS sbps({f}, SBPSOptions().num_data(50).preconditioned(true).seed(5));
-  check(sbps, f, 1);
-}
-
 TEST(Misuse, AForeignStateOfAParameter) {
   const Tensor p = Param(3);
   SGHMC sampler({p}, Hamiltonian());
@@ -369,26 +308,6 @@ class ForeignOptions : public ManyChainsOf<ForeignOptions> {
   using ManyChainsOf::ManyChainsOf;
   static constexpr const char* kSampler = "SGD";
 };
-
-TEST(Misuse, OptionsThatNoSamplerHas) {
-  const std::string message = MessageOf([] {
-    SamplerOf<ForeignOptions>(std::vector{Param(3)},
-                              ForeignOptions(0.1).num_data(5));
-  });
-  EXPECT_NE(message.find("SGD"), std::string::npos) << message;
-}
-
-TEST(Misuse, AnLrThatFallsToNothingAndRises) {
-  const Tensor p = Param(1000);
-  SGHMC sampler({p}, Hamiltonian());
-  for (const double lr : {0.1, 1e-80, 0.1}) {
-    sampler.options().lr(lr);
-    sampler.step();
-    EXPECT_TRUE(p.isfinite().all().item<bool>());
-  }
-  const auto variance = sampler.state_of(p)["momentum"].var().item<double>();
-  EXPECT_NEAR(variance, 0.1 / 50, 0.3 * 0.1 / 50);
-}
 
 TEST(Misuse, TheVersionIsAMacro) {
   EXPECT_EQ(std::string(TORCH_SGMCMC_VERSION)

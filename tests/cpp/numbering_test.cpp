@@ -157,25 +157,6 @@ TEST(Numbers, OfListsOfAnotherLengthAreRefused) {
   }
 }
 
-TEST(Numbers, OfALoadOfOtherSizesAreRefused) {
-  torch::nn::Linear small(3, 1);
-  torch::nn::Linear large(200, 1);
-  std::stringstream file;
-  torch::save(large, file);
-  SGHMC sampler(small->parameters(), Hamiltonian());
-  torch::load(small, file);
-  ASSERT_EQ(small->weight.numel(), 200);
-  EXPECT_NE(MessageOf<std::runtime_error>([&] {
-              sampler.step([&] {
-                auto loss = small->weight.square().sum();
-                loss.backward();
-                return loss;
-              });
-            }).find("make another sampler"),
-            std::string::npos);
-  EXPECT_FALSE(small->weight.grad().defined());  // nor was the closure called
-}
-
 TEST(Numbers, FollowGroupsThatAreReorderedOrTakenOut) {
   for (const Method& method : EveryMethod()) {
     SCOPED_TRACE(method.name);
@@ -195,84 +176,6 @@ TEST(Numbers, FollowGroupsThatAreReorderedOrTakenOut) {
     EXPECT_EQ(Numbers(*sampler, 2, "offsets"), Counts({896}));
     Step(*sampler);
   }
-}
-
-TEST(Numbers, OfPriorMeans) {
-  const std::vector<Tensor> params = {Param(3), Param(5)};
-  SGLD sampler(params,
-               Langevin().prior_mean({torch::ones({3}), torch::ones({5})}));
-  sampler.step();
-  sampler.param_groups()[0].params()[1] = Param(5);
-  EXPECT_EQ(MessageOf<std::runtime_error>([&] { sampler.step(); }),
-            "SGLD has no prior_mean for parameter 1 of group 0, of shape [5], "
-            "and tensors for its group: was it replaced? Give one for each by "
-            "prior_mean()");
-  sampler.options().prior_mean({torch::ones({3}), torch::ones({5})});
-  sampler.step();
-  EXPECT_EQ(sampler.num_steps(), 2);
-}
-
-TEST(StateDict, HasRangesOfItsOwn) {
-  const std::vector<Tensor> params = {Param(3), Param(200)};
-  SGLD sampler(TwoGroups(params), Langevin());
-  const auto refused = [&](size_t group, const char* key, c10::IValue value) {
-    const c10::IValue copy = c10::IValue(sampler.state_dict()).deepcopy();
-    StateDict saved(copy);
-    for (const c10::IValue& each : saved.at("param_groups").toListRef()) {
-      StateDict changed(each);
-      if (group-- == 0 || std::string(key) == "next_offset") {
-        changed.set(key, value);
-      }
-    }
-    return MessageOf<std::invalid_argument>(
-        [&] { sampler.load_state_dict(saved); });
-  };
-  const auto list = [](Counts numbers) {
-    c10::impl::GenericList result(c10::AnyType::get());
-    for (const int64_t number : numbers) result.push_back(number);
-    return c10::IValue(result);
-  };
-  const c10::IValue before = Snapshot(sampler, params);
-  EXPECT_EQ(refused(0, "sizes", list({4})),
-            "Invalid state_dict: param group 0 was saved for parameters of "
-            "other sizes ([4], expected [3])");
-  EXPECT_EQ(refused(1, "offsets", list({128, 512})),
-            "Invalid state_dict: param group 1 has 2 offsets for 1 parameters");
-  EXPECT_EQ(refused(1, "offsets", list({-128})),
-            "Invalid offsets: -128 (must be >= 0)");
-  EXPECT_EQ(refused(1, "offsets", list({130})),
-            "Invalid offsets: 130 in param group 1 (must be multiples of 128)");
-  EXPECT_EQ(refused(1, "offsets", list({0})),
-            "Invalid offsets: the range [0, 128) reaches beyond 0 (each "
-            "parameter needs one of its own, before next_offset = 384)");
-  EXPECT_EQ(refused(1, "offsets", list({256})),
-            "Invalid offsets: the range [256, 512) reaches beyond 384 (each "
-            "parameter needs one of its own, before next_offset = 384)");
-  EXPECT_EQ(refused(0, "next_offset", int64_t{256}),
-            "Invalid offsets: the range [128, 384) reaches beyond 256 (each "
-            "parameter needs one of its own, before next_offset = 256)");
-  EXPECT_EQ(refused(0, "next_offset", int64_t{1} << 62),
-            "Invalid next_offset: 4611686018427387904 (must be in [0, 2^62))");
-  EXPECT_TRUE(SameValues(Snapshot(sampler, params), before));
-  EXPECT_EQ(refused(0, "next_offset", int64_t{1280}), "no error");
-  sampler.add_param_group(OptimizerParamGroup(std::vector{Param(7)}));
-  EXPECT_EQ(Numbers(sampler, 2, "offsets"), Counts({1280}));
-}
-
-// The numbers come from the state dict.
-TEST(StateDict, IsLoadedOnceParametersHaveItsSizes) {
-  const std::vector<Tensor> params = {Param(300), Param(5)};
-  const std::vector<Tensor> others = {Param(3), Param(5)};
-  SGHMC sampler(params, Hamiltonian());
-  SGHMC other(others, Hamiltonian());
-  sampler.step();
-  others[0].set_data(params[0].detach().clone());
-  others[1].set_data(params[1].detach().clone());
-  others[0].mutable_grad() = torch::ones({300}).mul_(0.1);
-  other.load_state_dict(sampler.state_dict());
-  sampler.step();
-  other.step();
-  ExpectEqual(params, others);
 }
 
 // ---- A step that throws -----------------------------------------------------

@@ -69,26 +69,6 @@ TEST(Options, MustBeComplete) {
   EXPECT_EQ(SGLD(groups, SGLDOptions()).options().num_data(), 2);
 }
 
-TEST(PriorMean, IsCopiedAndKeptInTheState) {
-  const std::vector<torch::Tensor> params = Params();
-  std::vector<torch::Tensor> means;
-  for (const torch::Tensor& p : params) {
-    means.push_back(torch::full_like(p.detach(), 2, torch::kDouble));
-  }
-  SGLD sampler(params, Langevin().prior_precision(3).prior_mean(means));
-  for (const torch::Tensor& mean : means) mean.fill_(-1);
-  const StateDict state = sampler.state_dict().at("state");
-  for (size_t i = 0; i < params.size(); ++i) {
-    const StateDict kept = state.at(static_cast<int64_t>(i));
-    EXPECT_TRUE(torch::equal(kept.at("prior_mean").toTensor(),
-                             torch::full_like(params[i].detach(), 2)));
-  }
-  SGLD other(Params(), Langevin());
-  other.load_state_dict(sampler.state_dict());
-  const StateDict loaded = other.state_dict().at("state");
-  EXPECT_EQ(loaded.size(), params.size());
-}
-
 TEST(PriorMean, OfOtherShapesOrOfSeveralGroupsIsRefused) {
   const auto refused = [](const std::vector<torch::Tensor>& means) {
     return MessageOf<std::invalid_argument>([&] {
@@ -256,15 +236,6 @@ TEST(Sampler, AutogradSeesThatAStepChangedTheParameters) {
   EXPECT_THROW(loss.backward(), c10::Error);
 }
 
-TEST(Sampler, ManualSeedMakesItRepeatable) {
-  const auto draw = [] {
-    torch::manual_seed(3);
-    return SGLD(Params(), SGLDOptions(0.1).num_data(50)).seed();
-  };
-  EXPECT_EQ(draw(), draw());
-  EXPECT_NE(SGLD(Params(), SGLDOptions(0.1).num_data(50)).seed(), draw());
-}
-
 TEST(Sampler, WorksWithTorchsSchedulers) {
   SGLD sampler(Params(), Langevin());
   torch::optim::StepLR scheduler(sampler, /*step_size=*/1, /*gamma=*/0.5);
@@ -325,24 +296,6 @@ TEST(Sampler, StateIsLookedAtAndChangedByName) {
                               torch::full({3}, 1.8F)));
 }
 
-TEST(GammaPrecision, DrawsEveryGroupsPrecision) {
-  std::vector<OptimizerParamGroup> groups;
-  for (const auto& param : Params()) groups.emplace_back(std::vector{param});
-  SGLD sampler(groups, Langevin().prior_precision(1));
-  GammaPrecision precision(sampler, GammaPrecisionOptions().shape(2).rate(0.5));
-  const auto drawn = precision.step();
-  ASSERT_EQ(drawn.size(), 2U);
-  EXPECT_EQ(sampler.options(0).prior_precision(), drawn[0]);
-  EXPECT_EQ(sampler.options(1).prior_precision(), drawn[1]);
-  // 300 weights with mean square 1/3: Gamma(152, rate 50.7), sd 0.24.
-  EXPECT_NEAR(drawn[0], 3, 1);
-
-  GammaPrecision again(sampler);
-  again.load_state_dict(precision.state_dict());
-  EXPECT_EQ(again.step(), precision.step());
-  EXPECT_NE(again.step(), drawn);
-}
-
 TEST(GammaPrecision, RefusesWhatIsOutOfRange) {
   SGLD sampler(Params(), Langevin().temperature(0));
   EXPECT_EQ(MessageOf<std::invalid_argument>([&] {
@@ -370,22 +323,6 @@ TEST(Minibatch, IsThatOfPython) {
   EXPECT_EQ(draw_minibatch(10, 4, -1, 2, false, 2, 0), Indices({6, 2}));
   EXPECT_EQ(draw_minibatch(10, 4, -1, 2, false, 2, 1), Indices({0, 5}));
   EXPECT_EQ(draw_minibatch(10, 4, -1, 2, true, 2, 1), Indices({3, 5}));
-}
-
-TEST(Minibatch, RefusesWhatDoesNotFit) {
-  EXPECT_EQ(
-      MessageOf<std::invalid_argument>([] { draw_minibatch(3, 4, 0, 0); }),
-      "Invalid batch_size: 4 (must be in [1, 3])");
-  EXPECT_EQ(
-      MessageOf<std::invalid_argument>([] { draw_minibatch(3, 1, 0, -1); }),
-      "step + count must be in [0, 2^48]");
-  EXPECT_EQ(MessageOf<std::invalid_argument>(
-                [] { draw_minibatch(9, 4, 0, 0, false, 3, 0); }),
-            "Invalid batch_size: 4 (must be a multiple of num_replicas = 3: "
-            "gradients of ranks enter their mean alike)");
-  EXPECT_EQ(MessageOf<std::invalid_argument>(
-                [] { draw_minibatch(9, 4, 0, 0, false, 2, 2); }),
-            "Invalid rank: 2 (must be below num_replicas = 2)");
 }
 
 // The numbers that tests/contract/test_seeds.py expects of Python.

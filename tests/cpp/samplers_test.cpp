@@ -28,25 +28,6 @@ TEST(SGHMC, RefusesToCaptureAnOnlineEstimate) {
             "step and excludes capturable");
 }
 
-TEST(SGHMC, ComparesTheNoisiestCoordinateWithTheFriction) {
-  const std::vector<at::Tensor> params = Parameters();
-  SGHMC sampler(
-      params, SGHMCOptions(0.01).num_data(50).seed(5).noise_estimate("online"));
-  // Half the square of what consecutive ones differ by, V, is 0.6.
-  params[1].mutable_grad().fill_(std::sqrt(0.3));
-  const auto step = [&] {
-    params[1].mutable_grad().neg_();
-    sampler.step();
-  };
-  for (int i = 0; i < 100; ++i) step();
-  // β̂ = lr N V / (2T) = 0.25 V
-  EXPECT_EQ(MessageOf<std::runtime_error>(step),
-            "Invalid noise_estimate: 0.15 in the noisiest coordinate. No "
-            "parameter has changed; the gradients have entered the estimate "
-            "(must not exceed the friction 1 - momentum = 0.1: lower momentum "
-            "or lr, or take larger minibatches)");
-}
-
 // PSGLD's preconditioner that stays: it is that of the present V and eps.
 
 TEST(PSGLD, TheRootIsThatOfThePresentVAndEps) {
@@ -70,26 +51,6 @@ TEST(PSGLD, TheRootIsThatOfThePresentVAndEps) {
   expect(0.3);
   sampler.own_state_of(p)["square_average"] = torch::rand({7});
   expect(0.3);
-}
-
-TEST(PSGLD, AdaptationAfterRestIsNotLost) {
-  const auto run = [](bool rests) {
-    const at::Tensor p = torch::ones({5}).set_requires_grad(true);
-    PSGLD sampler({p}, PSGLDOptions(0.1).num_data(10).eps(0.1).seed(1));
-    for (int step = 0; step < 6; ++step) {
-      p.mutable_grad() = p.detach() * (step + 1);
-      const bool adapts = step != 2 && step != 5;
-      sampler.options().adapt(adapts);
-      if (step == 5 && !rests) {
-        // The same with a V that nothing has been kept of.
-        at::Tensor& v = sampler.own_state_of(p)["square_average"];
-        v = v.clone();
-      }
-      sampler.step();
-    }
-    return p.detach();
-  };
-  EXPECT_TRUE(torch::equal(run(true), run(false)));
 }
 
 // SBPS in C++, beyond what tests/cpp/test_cpp_chains.py compares with Python.
@@ -163,15 +124,6 @@ TEST(SBPS, RefusesLossesThatItCannotUseAndMovesNothing) {
 }
 
 // Options that nobody set say what the table of hyperparameters does.
-
-TEST(Defaults, AreTheTables) {
-  EXPECT_TRUE(std::isnan(SGLDOptions().num_data()));
-  EXPECT_EQ(SGLDOptions().num_chains(), std::nullopt);
-  EXPECT_EQ(SGHMCOptions().momentum(), 0.9);
-  EXPECT_EQ(SGHMCOptions().noise_estimate(), SGHMCOptions::NoiseEstimate(0.0));
-  EXPECT_EQ(SGHMCOptions().initial_momentum(), "stationary");
-  EXPECT_FALSE(SBPSOptions().preconditioned());
-}
 
 TEST(SettingsOf, ThereAreNoneOfOthers) {
   EXPECT_THROW(SettingsOf("Adam"), std::out_of_range);

@@ -242,45 +242,6 @@ TEST_F(Files, OfATensorThatIsLargerThanItsRecordAreRefused) {
       << refusal;
 }
 
-// What Python says too is tested by test_cpp_refusals.py.
-TEST(StateDict, OfAnotherChainIsRefusedAndChangesNothing) {
-  Pair<SGHMC, SGHMCOptions> pair(Hamiltonian());
-  const auto good = pair.sampler.state_dict();
-  const auto refused = [&](const StateDict& dict) {
-    return MessageOf<std::invalid_argument>(
-        [&] { pair.other.load_state_dict(dict); });
-  };
-  EXPECT_EQ(refused(StateDict()),
-            "Invalid state_dict: it has no key 'param_groups'");
-
-  SGHMC fewer({Param(300)}, Hamiltonian());
-  EXPECT_EQ(refused(fewer.state_dict()),
-            "Invalid state_dict: param group 0 has 1 parameters, expected 2");
-
-  SGHMC larger({Param(700), Param(5)}, Hamiltonian());
-  EXPECT_EQ(refused(larger.state_dict()),
-            "Invalid state_dict: param group 0 was saved for parameters of "
-            "other sizes ([700, 5], expected [300, 5])");
-
-  std::vector<OptimizerParamGroup> groups;
-  for (const auto& param : Params()) groups.emplace_back(std::vector{param});
-  EXPECT_EQ(refused(SGHMC(groups, Hamiltonian()).state_dict()),
-            "Invalid state_dict: it has 2 param groups, expected 1");
-
-  StateDict group = good.at("param_groups").toListRef()[0];
-  group.set("momentum", 2.0);
-  EXPECT_EQ(refused(good), "Invalid momentum: 2.0 (must be in [0, 1))");
-  group.set("momentum", true);
-  EXPECT_EQ(refused(good),
-            "Invalid momentum in a state dict: a Bool (must be a number)");
-  group.set("momentum", 0.9);
-
-  EXPECT_EQ(pair.other.options().lr(), 0.3);
-  EXPECT_TRUE(pair.other.state().empty());
-  pair.other.load_state_dict(good);
-  pair.ExpectSameChain();
-}
-
 TEST(StateDict, OfUnknownKeysOrLackingStateIsRefused) {
   Pair<SGNHT, SGNHTOptions> pair(SGNHTOptions(0.1).num_data(50).seed(7));
   const auto good = pair.sampler.state_dict();
@@ -320,25 +281,6 @@ TEST(StateDict, IsASnapshot) {
   pair.sampler.load_state_dict(saved);
   for (int i = 0; i < 3; ++i) pair.sampler.step();
   ExpectEqual(pair.params, end);
-}
-
-TEST(StateDict, IsLoadedAgainAndAgain) {
-  const auto params = Params();
-  const auto start = Copies(params);
-  SGHMC sampler(params, Hamiltonian());
-  sampler.step();
-  const auto saved = sampler.state_dict();
-  SGHMC other(Params(), Hamiltonian().seed(1));
-  other.load_state_dict(saved);  // which makes copies
-  std::vector<std::vector<torch::Tensor>> ends;
-  for (int i = 0; i < 3; ++i) {
-    const torch::NoGradGuard no_grad;
-    for (size_t j = 0; j < params.size(); ++j) params[j].copy_(start[j]);
-    sampler.load_state_dict(other.state_dict());
-    for (int step = 0; step < 3; ++step) sampler.step();
-    ends.push_back(Copies(params));
-    ExpectEqual(ends[0], ends.back());
-  }
 }
 
 TEST(StateDict, GivesItsSeedToGroupsThatAreAddedLater) {

@@ -131,25 +131,6 @@ TEST_F(Store, HasTheRunRecord) {
   EXPECT_EQ(record(), expected);
 }
 
-TEST_F(Store, HasTheModelAfterEachStep) {
-  Chain chain;
-  Collector collector(chain.sampler, *chain.net, folder, /*chain=*/2);
-  const auto states = chain.Run(collector, 3);
-  collector.close();
-  const SampleStore store(folder);
-  ASSERT_EQ(store.size(), 3);
-  for (size_t i = 0; i < store.size(); ++i) {
-    const Draw& draw = store[i];
-    EXPECT_EQ(draw.chain, 2);
-    EXPECT_EQ(draw.step, i + 1);
-    EXPECT_EQ(draw.lr, 0.1);
-    EXPECT_EQ(draw.weight, 1);
-    EXPECT_EQ(draw.prior_precision, std::vector<double>{0.5});
-    EXPECT_TRUE(std::isnan(draw.loss));
-    ExpectState(draw, states[i]);
-  }
-}
-
 TEST_F(Store, HasEachDrawOnceAfterAnError) {
   torch::nn::Module model;
   auto& p = model.register_parameter("p", torch::ones({1 << 18}));
@@ -454,21 +435,6 @@ TEST_F(Store, KeepsAndIgnoresWhatIsNotItsOwn) {
   }
 }
 
-TEST_F(Store, LosesNoDrawAtAFailedClose) {
-  Chain chain;
-  Collector collector(chain.sampler, *chain.net, folder);
-  const fs::path in_the_way = folder / "chain-0" / "draws-000000.safetensors";
-  fs::create_directories(in_the_way);
-  chain.Run(collector, 2);
-  for (int i = 0; i < 2; ++i) {
-    const std::string message = MessageOf([&] { collector.close(); });
-    EXPECT_NE(message.find("2 more wait in memory"), std::string::npos);
-  }
-  fs::remove(in_the_way);
-  collector.close();
-  EXPECT_EQ(SampleStore(folder).size(), 2);
-}
-
 // Of draws whose store.json was replaced.
 TEST_F(Store, ComparesHeaders) {
   Chain().Store(folder);
@@ -485,25 +451,6 @@ TEST_F(Store, ComparesHeaders) {
     EXPECT_EQ(message.find("Cannot read " + store[0].path + ": its '"), 0)
         << message;
   }
-}
-
-TEST_F(Store, RefusesAnotherModelBeforeTheFirstDraw) {
-  Chain chain;
-  Collector collector(chain.sampler, *chain.net, folder);
-  torch::nn::Sequential other(torch::nn::Linear(3, 5));
-  SGLD sampler(other->parameters(), SGLDOptions(0.1).num_data(10).seed(1));
-  for (const int64_t number : {0, 1}) {
-    const std::string message = MessageOf(
-        [&] { const Collector none(sampler, *other, folder, number); });
-    EXPECT_EQ(message.find("Invalid store: the draws in "), 0) << message;
-  }
-  Collector second(chain.sampler, *chain.net, folder, 1);
-  chain.Run(collector, 1);
-  collector.close();
-  second.close();
-  EXPECT_EQ(ReadAll(SampleStore(folder)[0]), "no error");
-  Collector(chain.sampler, *chain.net, folder).restart();
-  const Collector taken(sampler, *other, folder);
 }
 
 TEST_F(Store, SavesToLinksAndRefusesOtherKindsOfFiles) {

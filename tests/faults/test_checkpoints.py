@@ -2,13 +2,11 @@
 
 import copy
 import gc
-import importlib
 import os
 import resource
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from errno import ENOSPC
@@ -299,41 +297,3 @@ def test_a_killed_run_leaves_its_folder(tmp_path):
     os.close(reader)
     with checkpoint.owned(tmp_path):
         pass
-
-
-def test_sizes_depend_on_the_data(monkeypatch):
-    module = importlib.import_module("sghmc2014.mnist")
-
-    def sizes(*options):
-        monkeypatch.setattr(sys, "argv", ["", *options])
-        args = module.parse_arguments()
-        return args.epochs, args.burn_in, args.batch_size, args.seeds
-
-    assert sizes() == (60, 10, 500, 2)
-    assert sizes("--digits") == (200, 50, 100, 2)
-    assert sizes("--paper") == (800, 50, 500, 5)
-    assert sizes("--digits", "--batch-size", "50", "--epochs", "70") == (70, 50, 50, 2)
-
-
-def test_digits_in_place_of_mnist_have_their_own_sizes(monkeypatch, tmp_path):
-    """Programs name the fault if MNIST cannot be downloaded."""
-    module = importlib.import_module("sghmc2014.mnist")
-    data = importlib.import_module("sghmc2014.bnn.data")
-    configs = []
-
-    def fails(*arguments, **more):
-        raise OSError("no network")
-
-    def looks(args, settings, configure, run):
-        configs.append(configure("sgd", 0, settings["sgd"]))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(data, "_mnist", fails)
-    monkeypatch.setattr(module, "run_in_turn", looks)
-    options = ("--seeds", "1", "--out", str(tmp_path), "--method", "sgd")
-    monkeypatch.setattr(sys, "argv", ["", *options])
-    with pytest.raises(KeyboardInterrupt):
-        module.main()
-    (config,) = configs
-    assert config.dataset == "digits (8x8)"
-    assert (config.epochs, config.burn_in, config.batch_size) == (200, 50, 100)

@@ -3,8 +3,7 @@
 * ``statistics``: z-tests and other tests with stated false-alarm rates;
 * ``targets``: what is sampled;
 * ``methods``: the samplers under test, each with the exact law of its chain;
-* ``chains``: many chains at once, checked against that law;
-* ``mutants``: reference samplers in plain PyTorch, and every known bug.
+* ``chains``: many chains at once, checked against that law.
 
 A package, because a bare ``statistics.py`` beside the tests would hide Python's own.
 """

@@ -3,7 +3,7 @@
 The model is so small that all subsamples can be enumerated: what the sampler must leave
 as it is, the joint law of θ and u, is then a table. Chains can start with it, and are
 compared with it: the moments of θ, the signs, the sizes of the estimates, and how often
-a right sampler accepts. Known bugs of the sampler: ``harness.ecs_broken``.
+a right sampler accepts.
 
 Note [What shows a bug of HMC-ECS]
 The leapfrog is reversible and keeps volumes whatever forces it is given, and is so on
@@ -11,7 +11,7 @@ average with forces of a fresh u at each kick. A Metropolis test with the right 
 then keeps the right law, so that no moment ever shows a wrong force. It costs
 acceptance: with the right force the energy's error falls like ε², with another one not
 at all. Hence :func:`check_rates`, which knows the acceptance rate of a right sampler,
-and the small steps in ``test_hmc_ecs_mutants_law.py``. All else moves the law of θ,
+and the small steps in ``test_hmc_ecs_law.py``. All else moves the law of θ,
 that of u or the signs, which :func:`check_moments` sees.
 
 A constant factor of the estimate, as the block-Poisson estimator's exp(a + λ), is no
@@ -21,7 +21,7 @@ part of any of this: to leave it out is no bug.
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,9 @@ from scipy import stats
 from scipy.special import expit
 from torch import Tensor
 
+import torch_sgmcmc as sg
 from harness.statistics import Array, check_z
+from torch_sgmcmc.samplers._ecs.subsample import Subsample, layout_of
 
 Indices = NDArray[np.int64]
 
@@ -335,3 +337,70 @@ def _check(rows: Array, errors: Array, label: str) -> None:
         quotients = np.abs(means.mean(axis=1) / spread)
     z = stats.norm.isf(stats.t.sf(quotients, count - 1))
     check_z({"mean": np.minimum(z, 99.0)}, label=label)
+
+
+def run_sampler(
+    experiment: Experiment, *, replicates: int, steps: int, seed: int = 11
+) -> Observed:
+    """One sampler, put back into a draw of the exact law every ``steps`` steps.
+
+    Its randomness depends on how many steps it has made, so that replicates are
+    independent.
+    """
+    model, signed = experiment.model, experiment.num_factors > 0
+    p = torch.tensor([model.anchor], dtype=torch.float64, requires_grad=True)
+    sampler = sg.HMCECS(
+        [p],
+        num_data=model.n,
+        subsample_size=model.m,
+        estimator="signed" if signed else "perturbed",
+        num_factors=max(1, experiment.num_factors),
+        num_blocks=experiment.num_blocks,
+        taylor_order=model.order,
+        mass_matrix="identity",
+        prior_precision=model.prior,
+        step_size=experiment.step_size,
+        trajectory_length=experiment.step_size * experiment.num_steps,
+        seed=seed,
+    )
+    closure = model.closure(p)
+    sampler.set_anchor(closure, progress=False)
+    if signed:  # as a warm-up leaves it: a is λ less than the mean of d̂ there
+        mean = experiment.lower_bound + experiment.num_factors
+        sampler._set(mean_difference=mean)
+    starts = experiment.draw(np.random.default_rng(seed), replicates)
+    kept: list[tuple[float, ...]] = []
+    for i in range(replicates):
+        _put(sampler, closure, p, State(*(part[i] for part in starts)), signed)
+        for _ in range(steps):
+            before = _counters(sampler)
+            sampler.step(closure)
+            size = sampler.estimator_variance
+            if signed:
+                size = len(sampler.state["subsample"]["indices"]) / model.m
+            passed = (b - a for a, b in zip(before, _counters(sampler), strict=True))
+            kept.append((p.item(), sampler.sign, size, *passed))
+    columns = np.array(kept).reshape(replicates, steps, 5)
+    theta, sign, size, accepted, renewed = np.moveaxis(columns, 2, 0)
+    return Observed(theta, sign, size, accepted > 0, renewed > 0)
+
+
+def _counters(sampler: sg.HMCECS) -> tuple[int, int]:
+    group = sampler.param_groups[0]
+    return group["num_accepted"], group["num_subsamples_accepted"]
+
+
+def _put(
+    sampler: sg.HMCECS, closure: Any, p: Tensor, state: State, signed: bool
+) -> None:
+    """Gives the sampler θ and u of one chain."""
+    u = state.u
+    if signed:
+        used = zip(u, state.counts, strict=True)
+        u = np.concatenate([cell[:number] for cell, number in used])
+    indices = torch.from_numpy(u.reshape(-1).copy())
+    terms = sampler._target(sampler._data(closure)).expand(indices)
+    kept = Subsample(state.counts.tolist(), indices, terms)
+    sampler.state["subsample"] = kept.save(layout_of(sampler.param_groups[0]))
+    with torch.no_grad():
+        p.fill_(float(state.theta))

@@ -17,12 +17,6 @@ from torch.optim import Optimizer
 from harness.statistics import Array, Mixture, check_counts, check_mean
 
 
-def exact_weights(log_weights: Array) -> Array:
-    """Probabilities exp(W) / Σ exp(W) along the last axis."""
-    w = np.exp(log_weights - log_weights.max(axis=-1, keepdims=True))
-    return w / w.sum(axis=-1, keepdims=True)
-
-
 def index_moves(log_weights: Array, length: int) -> Array:
     """Law of the index after ``length`` steps from each index: [..., from, to]."""
     count = log_weights.shape[-1]
@@ -233,11 +227,9 @@ def stationary_law(problem: Problem, *, reach: float) -> Mixture:
     return Mixture(centres.ravel(), nu, (pair[..., None] * law).ravel())
 
 
-def check_posterior(
-    problem: Problem, *, reach: float, steps: int, law: Mixture | None = None
-) -> None:
+def check_posterior(problem: Problem, *, reach: float, steps: int) -> None:
     """Checks the law of θ after ``steps`` steps against the stationary law."""
-    law = law or stationary_law(problem, reach=reach)
+    law = stationary_law(problem, reach=reach)
     run = Run(problem, np.array([problem.data.mean()]))
     run.advance(steps)
     about = law.moment(1)

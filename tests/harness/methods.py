@@ -133,9 +133,9 @@ def _ewsg(params: Any, **settings: Any) -> EWSG:
 _PRECONDITIONERS = (1.0, 0.6, 1.2)
 
 
-def frozen_psgld(params: Iterable[Any], cls: type = PSGLD, **settings: Any) -> Any:
+def frozen_psgld(params: Iterable[Any], **settings: Any) -> Any:
     """pSGLD that has stopped to adapt, at known values of V."""
-    sampler = cls(params, adapt=False, **settings)
+    sampler = PSGLD(params, adapt=False, **settings)
     start = 0
     for group in sampler.param_groups:
         for p in group["params"]:

@@ -1,6 +1,6 @@
-"""Checks of batch samplers: uniform, independent, unbiased; and bugs of them."""
+"""Checks of batch samplers: uniform, independent, unbiased."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import combinations
 
 import numpy as np
@@ -9,84 +9,6 @@ from harness.statistics import Array, check_counts, check_z
 
 # Makes so many minibatches of n out of N: draw(N, n, count) -> [count, n].
 Draw = Callable[[int, int, int], Array]
-
-UNIFORM_MUTATIONS = (
-    *("epoch shuffle", "with replacement", "biased shuffle", "contiguous block"),
-    *("first datum never drawn", "every minibatch drawn twice"),
-)
-STRATA_MUTATIONS = (
-    *("equal allocation", "allocation rounded down, rest to the largest"),
-    *("allocation rounded up at most", "first of each stratum"),
-)
-
-
-def mutant_uniform(mutation: str | None) -> Draw:
-    """Uniform minibatches in NumPy, right or with a known bug."""
-    random = np.random.default_rng(0)
-
-    def stream(num_data: int, n: int) -> Iterator[Array]:
-        while True:
-            order = random.permutation(num_data)
-            if mutation == "epoch shuffle":
-                yield from order[: num_data // n * n].reshape(-1, n)
-            elif mutation == "with replacement":
-                yield random.integers(num_data, size=n)
-            elif mutation == "biased shuffle":  # every place swaps with any other
-                order = np.arange(num_data)
-                for i in range(num_data):
-                    j = random.integers(num_data)
-                    order[[i, j]] = order[[j, i]]
-                yield order[:n]
-            elif mutation == "first datum never drawn":
-                yield order[order > 0][:n]
-            elif mutation == "contiguous block":
-                yield (order[0] + np.arange(n)) % num_data
-            else:
-                yield order[:n]
-                if mutation == "every minibatch drawn twice":
-                    yield order[:n]
-
-    def draw(num_data: int, n: int, count: int) -> Array:
-        batches = stream(num_data, n)
-        return np.array([next(batches) for _ in range(count)])
-
-    return draw
-
-
-def mutant_strata(mutation: str | None) -> Callable[[Array, int, int], Array]:
-    """Stratified minibatches in NumPy, right or with a known bug."""
-    random = np.random.default_rng(0)
-
-    def allocation(sizes: Array, n: int) -> Array:
-        share = n * sizes / sizes.sum()
-        low = np.floor(share).astype(int)
-        if mutation == "equal allocation":
-            low = np.minimum(n // len(sizes), sizes)
-            low[np.argmax(sizes)] += n - low.sum()
-        elif mutation == "allocation rounded up at most":
-            low = np.ceil(share).astype(int)
-            while low.sum() > n:
-                low[np.argmax(low)] -= 1
-        elif mutation == "allocation rounded down, rest to the largest":
-            low[np.argmax(sizes)] += n - low.sum()
-        else:
-            edges = np.floor(np.cumsum(share) + random.random() - 1e-12)
-            low = np.diff(np.concatenate([[0], edges])).astype(int)
-        return low
-
-    def draw(strata: Array, n: int, count: int) -> Array:
-        members = [np.flatnonzero(strata == k) for k in np.unique(strata)]
-        sizes = np.array([len(m) for m in members])
-        batches = []
-        for _ in range(count):
-            batch: list[int] = []
-            for m, k in zip(members, allocation(sizes, n), strict=True):
-                first = mutation == "first of each stratum"
-                batch += list(m[:k] if first else random.choice(m, k, replace=False))
-            batches.append(batch)
-        return np.array(batches)
-
-    return draw
 
 
 def check_uniform(draw: Draw) -> None:

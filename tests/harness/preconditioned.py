@@ -67,9 +67,3 @@ def memoryless_law(
         rate = float(np.linalg.norm(difference))
         difference /= rate
     return Mixture(centres, deviations, weights, rate)
-
-
-def weighted_variance(eps: float) -> float:
-    """Moments of the density ∝ (|θ| + ε) exp(-θ²/2): N(0, 1) without Γ, small lr."""
-    absolute = math.sqrt(2 / math.pi)  # E|θ|, and E|θ|³ is twice that
-    return (2 * absolute + eps) / (absolute + eps)

@@ -1,4 +1,4 @@
-"""SBPS in NumPy on targets with known laws, and its known bugs as mutations.
+"""SBPS in NumPy on targets with known laws.
 
 :class:`ReferenceSBPS` shares the bounce clock with the library, which has tests of its
 own in C++, and nothing else. It is fast enough for many replicates: each starts from
@@ -6,13 +6,13 @@ the target and a uniform velocity, which is stationary, so that time averages ar
 unbiased from the start and replicates are independent.
 
 Some bugs cannot be seen in averages. A missing factor 1 - n / N only makes the clock
-more careful: ``check_noise`` sees it. Refreshments at another rate leave the target as
-it is: ``check_refreshments`` sees what they are like.
+more careful: ``check_noise`` detects it. Refreshments at another rate leave the target
+as it is: ``check_refreshments`` checks their times and velocities.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -22,18 +22,6 @@ from scipy import stats
 
 import torch_sgmcmc._C as _C
 from harness.statistics import Array, check_ks, check_mean, check_z
-
-MUTATIONS = (
-    *("gradient noise not fresh", "prior left out of the rate"),
-    *("wrong sign after refreshment", "bounce off the coordinate axis"),
-    "every proposal a bounce",
-)
-
-# Seen by what refreshments are like alone.
-REFRESHMENT_MUTATIONS = (
-    *("rate * 1.1", "their times restart at bounces"),
-    *("none right after a bounce", "velocity correlated with the old one"),
-)
 
 
 @dataclass(frozen=True)
@@ -241,11 +229,10 @@ class ReferenceSBPS:
         observation_decay: float = 0.0,
         refresh_rate: float = 0.0,
         scale: Array | None = None,
-        mutation: str | None = None,
         start: tuple[Array, Array] | None = None,
         velocity: Callable[[int], Array] | None = None,
     ) -> None:
-        self.target, self.seed, self.mutation = target, seed, mutation
+        self.target, self.seed = target, seed
         self.num_std, self.refresh_rate = num_std, refresh_rate
         self.random = np.random.default_rng(seed)
         d = target.dimension
@@ -260,30 +247,7 @@ class ReferenceSBPS:
         self.time = 0.0
         self.first = np.zeros(d)
         self.second = np.zeros((d, d))
-        self.bounced = self.backwards = False
         self.bounces = self.proposals = self.violations = 0
-        self.refreshments = Refreshments(refresh_rate)
-        # For the mutation that restarts: time since a bounce or refreshment, and that
-        # of the next refreshment.
-        self._passed, self._due = 0.0, math.inf
-        self._kept: Any = None
-
-    def batch(self) -> Any:
-        if self.mutation == "gradient noise not fresh":
-            if self.step_count % 4 == 0 or self._kept is None:
-                self._kept = self.target.batch(self.random)
-            return self._kept
-        return self.target.batch(self.random)
-
-    def observe(self, batch: Any) -> Sight:
-        target = self.target
-        if self.mutation == "prior left out of the rate":
-            assert isinstance(target, GaussianData)
-            bare = replace(target, prior_precision=0.0)
-            right = target.observe(self.theta, self.direction, batch)
-            sight = bare.observe(self.theta, self.direction, batch)
-            return Sight(sight.value, sight.variance, right.gradient)
-        return target.observe(self.theta, self.direction, batch)
 
     @property
     def direction(self) -> Array:
@@ -291,31 +255,20 @@ class ReferenceSBPS:
 
     def step(self, batch: Any = None) -> None:
         key = {"seed": self.seed, "step": self.step_count}
-        event, wait, rate = self.next_event(**key)
+        event, wait, rate = self.clock.next(self.num_std, self.refresh_rate, **key)
         self.average(wait)
         self.theta = self.theta + wait * self.direction
-        before = self.v
         if event == _C.REFRESHMENT:
             self.v = self.velocity(self.step_count)
-            if self.mutation == "velocity correlated with the old one":
-                self.v = self.v + 0.2 * before
-                self.v /= np.linalg.norm(self.v)
-            self.backwards = self.mutation == "wrong sign after refreshment"
-        sight = self.observe(self.batch() if batch is None else batch)
-        if self.backwards:  # G of the opposite direction, until the next bounce
-            sight = replace(sight, value=-sight.value)
-        accepted = event == _C.PROPOSAL and (
-            self.clock.accepts(rate, sight.value, **key)
-            or self.mutation == "every proposal a bounce"
-        )
-        self.proposals += event == _C.PROPOSAL
-        self.violations += event == _C.PROPOSAL and sight.value > rate
-        self.bounced = accepted
-        self.backwards = self.backwards and not accepted
+        if batch is None:
+            batch = self.target.batch(self.random)
+        sight = self.target.observe(self.theta, self.direction, batch)
+        is_proposal = event == _C.PROPOSAL
+        accepted = is_proposal and self.clock.accepts(rate, sight.value, **key)
+        self.proposals += is_proposal
+        self.violations += is_proposal and sight.value > rate
         if accepted:
             g = self.scale * sight.gradient
-            if self.mutation == "bounce off the coordinate axis":
-                g = g * (np.abs(g) == np.abs(g).max())
             self.v = self.v - 2 * (self.v @ g) / (g @ g) * g
             self.clock.bounce(wait, sight.value, sight.variance, -sight.value)
             self.bounces += 1
@@ -324,33 +277,7 @@ class ReferenceSBPS:
             self.clock.observe(0.0, sight.value, sight.variance)
         else:
             self.clock.observe(wait, sight.value, sight.variance)
-        if accepted or event == _C.REFRESHMENT:
-            self._passed = 0.0
-        self.refreshments.add(event == _C.REFRESHMENT, accepted, wait, before, self.v)
         self.step_count += 1
-
-    def next_event(self, **key: int) -> tuple[int, float, float]:
-        """Returns the next event, its time, and the rate of proposals there."""
-        rate = self.refresh_rate
-        if self.mutation == "rate * 1.1":
-            rate *= 1.1
-        elif self.mutation == "none right after a bounce" and self.bounced:
-            rate = 0.0
-        elif self.mutation == "their times restart at bounces":
-            return self._next_restarting(**key)
-        return self.clock.next(self.num_std, rate, **key)
-
-    def _next_restarting(self, **key: int) -> tuple[int, float, float]:
-        """Returns the next event; a refreshment's time restarts at bounces."""
-        if self._due == math.inf:
-            self._due = self.random.exponential() / self.refresh_rate
-        event, wait, rate = self.clock.next(self.num_std, 0.0, **key)
-        left = self._due - self._passed
-        if left < wait:
-            self._due = math.inf
-            return _C.REFRESHMENT, left, 0.0
-        self._passed += wait
-        return event, wait, rate
 
     def average(self, wait: float) -> None:
         """Adds the integrals of θ and θ θᵀ over a piece of a line."""

@@ -1,4 +1,4 @@
-"""The experiments that every sampler must pass and that catch the mutants."""
+"""The experiments that every sampler must pass and that catch bugs."""
 
 from collections.abc import Callable
 from dataclasses import replace

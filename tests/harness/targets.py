@@ -11,7 +11,7 @@ from functools import cache
 
 import numpy as np
 import torch
-from scipy import integrate, special
+from scipy import special
 from torch import Generator, Tensor
 
 from harness.statistics import Array, Mixture
@@ -158,15 +158,3 @@ def double_well_law(lr: float, carry: float, noise_variance: float) -> Mixture:
         last, mean = mean, float(pair.sum(axis=0) @ grid)
         rate = mean / last
     return Mixture(centres.ravel(), sigma, pair.ravel(), rate)
-
-
-def target_moment(power: int) -> float:
-    """The moment of exp(-U), by numerical integration."""
-
-    def weighted(theta: float, k: int) -> float:
-        return theta**k * math.exp(-DoubleWell.potential(theta))
-
-    top, bottom = (
-        integrate.quad(weighted, -np.inf, np.inf, args=(k,))[0] for k in (power, 0)
-    )
-    return top / bottom

@@ -1,6 +1,5 @@
 """Hamiltonian trajectories on targets of known law, and checks against it.
 
-Real sampler, reference and mutants (``harness.hmc_mutants``) go through these alike.
 With a Metropolis test the target is exact whatever the step size, so steps are so
 large that a good part of the trajectories is rejected; without one the leapfrog on a
 Gaussian target is a linear map, and the law of its chain is exact at every step.
@@ -121,8 +120,6 @@ class Run:
 
     @property
     def momenta(self) -> Array:
-        if hasattr(self.sampler, "momenta"):
-            return torch.cat(self.sampler.momenta, dim=1).numpy()
         momenta = [self.sampler.state[p]["momentum"] for p in self.params]
         return torch.cat(momenta, dim=1).numpy()
 

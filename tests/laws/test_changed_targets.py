@@ -1,8 +1,4 @@
-"""The law of HMC, SBPS and HMC-ECS after their target or their steps have changed.
-
-The cells of docs/changing_settings.md for samplers that decide: variances over the
-exact ones, with fixed seeds. A target that is not followed is wrong by a factor of 3.
-"""
+"""The law of HMC after its target or its steps have changed."""
 
 import math
 
@@ -16,7 +12,6 @@ pytestmark = pytest.mark.full
 
 CURVATURE = 1.0
 NUM_DATA = 100.0
-F64 = torch.float64
 
 
 @pytest.mark.parametrize(
@@ -57,82 +52,3 @@ def test_hmc_after_a_change(changes):
     group = sampler.param_groups[0]
     curvature = group["num_data"] * CURVATURE + group["prior_precision"]
     assert np.mean(ratios) == pytest.approx(group["temperature"] / curvature, rel=0.05)
-
-
-TARGETS = [{"temperature": 4.0}, {"num_data": 160}, {"prior_precision": 120.0}]
-
-
-def ratio_of(draws, sampler):
-    """Returns the variance of the draws over that of the sampler's target."""
-    group = sampler.param_groups[0]
-    precision = group["num_data"] + group["prior_precision"]
-    variance = float(torch.stack(draws).var(0).mean())
-    return variance * precision / group["temperature"]
-
-
-@pytest.mark.parametrize("changes", TARGETS, ids=lambda c: next(iter(c)))
-def test_sbps_after_a_change(changes):
-    """The new target is observed afresh."""
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(40, 4, dtype=F64, generator=generator)
-    theta = torch.zeros(4, dtype=F64, requires_grad=True)
-    settings = {"sample_interval": 0.05, "refresh_rate": 1.0, "seed": 1}
-    sampler = sg.SBPS([theta], num_data=40, **settings)
-    draws = []
-    sampler.register_sample_hook(lambda *_: draws.append(theta.detach().clone()))
-
-    def closure():
-        rows = torch.randint(40, (20,), generator=generator)
-        return (theta - x[rows]).square().sum(1) / 2
-
-    for k in range(12_000):
-        if k == 500:
-            sampler.param_groups[0].update(changes)
-        if k == 1000:
-            draws.clear()
-        sampler.step(closure)
-    assert ratio_of(draws, sampler) == pytest.approx(1.0, abs=0.15)
-
-
-@pytest.mark.filterwarnings("ignore:num_blocks")
-@pytest.mark.parametrize("changes", TARGETS, ids=lambda c: next(iter(c)))
-def test_hmcecs_after_a_change(changes):
-    """Expansions and subsample follow the number of data."""
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(200, 3, dtype=F64, generator=generator)
-    theta = x.mean(0).clone().requires_grad_()
-
-    def closure(rows):
-        return -(theta - x[rows]).square().sum(1) / 2
-
-    sizes = {"num_data": 200, "subsample_size": 20, "num_blocks": 10}
-    sampler = sg.HMCECS([theta], **sizes, step_size=0.3, trajectory_length=1.2, seed=1)
-    sampler.step(closure)
-    sampler.param_groups[0].update(changes)
-    draws = []
-    for k in range(1500):
-        sampler.step(closure)
-        if k > 100:
-            draws.append(theta.detach().clone())
-    assert ratio_of(draws, sampler) == pytest.approx(1.0, abs=0.15)
-
-
-@pytest.mark.parametrize("k", [2, 5])
-def test_momenta_redrawn_given_theta_are_right(k):
-    """SGHMC's redraw over 4,000 chains, beside both wrong temperatures."""
-    lr, chains = 0.01, 4000
-    theta = torch.zeros(chains, dtype=torch.float64, requires_grad=True)
-    sampler = sg.SGHMC([theta], lr, 0.99, num_data=1, seed=0, resample_momentum_every=k)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        theta.normal_()
-    squares = []
-    for step in range(4000):
-        theta.grad = theta.detach().clone()
-        sampler.step()
-        if step % 400 == 399:
-            squares.append(float(theta.detach().square().mean()))
-    found = sum(squares) / len(squares)
-    # The mean of 40,000 squares: 0.7 % is one standard error.
-    assert found == pytest.approx(1.0, abs=0.03)
-    assert abs(found - k / (k - 1)) > 0.15 and abs(found - k / (k + 1)) > 0.15

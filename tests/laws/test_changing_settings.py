@@ -18,8 +18,6 @@ from levels import at_levels
 from torch.optim import lr_scheduler
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.core import hyperparams, state, step_plan
-from torch_sgmcmc.core import sampler as sampler_module
 
 CHAINS = 40_000  # a variance is known to 0.7 %
 CURVATURE = 1.0
@@ -216,16 +214,6 @@ def test_variance_follows_the_recursion(kind, name):
     assert run(kind, name) < TOLERANCE
 
 
-def test_the_rule_keeps_the_target():
-    """The recursion of METHODS 12, with the rescaling and without."""
-    lrs = [LR / 2 * (math.cos(math.pi * (k % 500) / 500) + 1) for k in range(1500)]
-    for momentum, without in ((0.9, 1.164), (0.99, 3.240)):
-        steps = [Step(lr, 1.0, NUM_DATA, momentum) for lr in lrs]
-        late = recursion("SGHMC", steps)[-100:]
-        ratio = NUM_DATA * CURVATURE * float(np.mean(late))
-        assert 1 < ratio < 1.012 < without
-
-
 # What happens at the change: momenta of a missing gradient are rescaled all the same, a
 # skipped step leaves momenta and record to the next one, and the record is loaded.
 EVENTS = [
@@ -400,38 +388,3 @@ def test_thermostats_follow(lr_of, noise, rate):
             ratios.append(num_data * CURVATURE * float(p.detach().var()))
     # The spread of thermostats at a rate of 0.01 is as large as the friction.
     assert abs(np.mean(ratios) - 1) < (0.05 if rate == 1e-2 else 0.03)
-
-
-def _unsaved(right):
-    """The record of a resumed chain is of the lr at which it resumes."""
-
-    def finish(self, state_dict):
-        right(self, state_dict)
-        for group in self.param_groups:
-            group["momentum_settings"] = hyperparams.settings_of(group)
-
-    return finish
-
-
-#: What is replaced, by what is made of it, and what must happen for it to show.
-BUGS = {
-    "factor left out":
-     (hyperparams, "momentum_scale", lambda right: lambda *_: 1.0, {}),
-    "factor squared":
-     (hyperparams, "momentum_scale", lambda right: lambda *of: right(*of) ** 2, {}),
-    "factor applied twice":
-     (step_plan, "set_records", lambda right: lambda *_: None, {}),
-    "only with a gradient": (state, "_multiply", lambda right: lambda *_: None,
-     {"absent": lambda k: k == 250}),
-    "record not loaded": (sampler_module.Sampler, "_finish_loading", _unsaved,
-     {"resumed": lambda k: k == 250}),
-}  # fmt: skip
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("kind", LONG_MEMORY)
-@pytest.mark.parametrize("bug", BUGS)
-def test_bugs_are_caught(kind, bug, monkeypatch):
-    where, name, wrong, options = BUGS[bug]
-    monkeypatch.setattr(where, name, wrong(getattr(where, name)))
-    assert run(kind, "drop", **options) > 2 * TOLERANCE

@@ -1,7 +1,6 @@
 """Chains with control variates follow the law of the full gradient.
 
-Every check is passed by the library's estimators and fails for plain minibatches and
-for each known bug of an estimator (``WrittenOut``).
+Every check is passed by the library's estimators and fails for plain minibatches.
 """
 
 import numpy as np
@@ -10,58 +9,11 @@ import torch
 from harness.methods import sghmc_law, sgld_law
 from harness.statistics import StatisticalError, check_gaussian
 from harness.targets import Quadratic
-from levels import at_levels
 from torch import nn
 
 import torch_sgmcmc as sg
 
 pytestmark = pytest.mark.full
-
-
-MUTATIONS = (
-    *("no control variate", "anchor gradient on another minibatch"),
-    *("full gradient not divided by N", "full gradient left out"),
-    "anchor gradient added",
-    "anchor gradient of the new place, full gradient of the old",
-)
-
-
-class WrittenOut:
-    """The estimate by separate evaluations, for one parameter; or a bug of that."""
-
-    def __init__(self, theta, loss, data, bug):
-        self.theta, self.loss, self.data, self.bug = theta, loss, data, bug
-        self.anchor = theta.detach().clone()
-        self.full = self.gradient(data)
-
-    def gradient(self, batch, at=None):
-        """The gradient at some values, which become the parameter's for a moment."""
-        own = self.theta.detach().clone()
-        with torch.no_grad():
-            self.theta.copy_(own if at is None else at)
-        (grad,) = torch.autograd.grad(self.loss(batch), self.theta)
-        with torch.no_grad():
-            self.theta.copy_(own)
-        return grad
-
-    def backward(self, batch):
-        if self.bug == "of all data":
-            batch = self.data
-        g, f = self.gradient(batch), self.full
-        other = batch
-        if self.bug == "anchor gradient on another minibatch":
-            other = batch.roll(1, 0)  # that of another chain
-        moved = self.bug == "anchor gradient of the new place, full gradient of the old"
-        a = self.gradient(other, None if moved else self.anchor)
-        if self.bug == "no control variate":
-            a, f = torch.zeros_like(g), torch.zeros_like(g)
-        if self.bug == "anchor gradient added":
-            a = -a
-        if self.bug == "full gradient not divided by N":
-            f = f * len(self.data)
-        if self.bug == "full gradient left out":
-            f = torch.zeros_like(f)
-        self.theta.grad = g - a + f
 
 
 def fixed(sampler, theta, loss, data):
@@ -70,12 +22,18 @@ def fixed(sampler, theta, loss, data):
     return estimator
 
 
+class Plain:
+    """Minibatches without control variates."""
+
+    def __init__(self, sampler, theta, loss, data):
+        self.loss = loss
+
+    def backward(self, batch):
+        self.loss(batch).backward()
+
+
 def refreshed(sampler, theta, loss, data):
     return sg.SVRG(sampler, loss, [data[:25], data[25:]], refresh_every=7)
-
-
-def mutant(bug):
-    return lambda sampler, theta, loss, data: WrittenOut(theta, loss, data, bug)
 
 
 def run(sampler, estimator, batches, steps):
@@ -130,20 +88,15 @@ def check_conjugate(kind, make):
 
 @pytest.mark.parametrize(
     ("kind", "make"),
-    [
-        *((kind, fixed) for kind in (sg.SGLD, sg.SGHMC, sg.EWSG)),
-        (sg.SGHMC, refreshed),
-        pytest.param(sg.SGLD, mutant("none"), marks=pytest.mark.nightly),
-    ],
+    [*((kind, fixed) for kind in (sg.SGLD, sg.SGHMC, sg.EWSG)), (sg.SGHMC, refreshed)],
 )
 def test_conjugate_posterior(kind, make):
     check_conjugate(kind, make)
 
 
-@pytest.mark.parametrize("bug", at_levels(MUTATIONS, full=[*MUTATIONS][:1]))
-def test_bugs_are_caught(bug):
+def test_minibatches_without_control_variates_are_caught():
     with pytest.raises(StatisticalError):
-        check_conjugate(sg.SGLD, mutant(bug))
+        check_conjugate(sg.SGLD, Plain)
 
 
 def logistic_data():
@@ -163,25 +116,21 @@ def posterior(z):
     return mean, float((p * (grid - mean) ** 2).sum() / p.sum())
 
 
-def variance_ratio(make, *, chains=10_000, rate=0.05, draws=1):
+def variance_ratio(make):
     """Sampled over true variance: SGLD, minibatches of 2 out of 100, a large lr."""
     z = logistic_data()
     mean, variance = posterior(z)
-    theta = nn.Parameter(torch.full((chains, 1), mean))
+    theta = nn.Parameter(torch.full((10_000, 1), mean))
     # lr times the curvature; 0.05 alone makes the variance 2.5 % too large.
-    sampler = sg.SGLD([theta], lr=rate * 100 * variance, num_data=100, seed=1)
+    sampler = sg.SGLD([theta], lr=0.05 * 100 * variance, num_data=100, seed=1)
 
     def loss(batch):
         return torch.nn.functional.softplus(-batch * theta).mean(1).sum()
 
     uniform = sg.IndependentBatchSampler(100, 2, seed=2)
-    batches = iter(lambda: z[uniform.draw(chains)], None)
-    estimator = make(sampler, theta, loss, z)
-    seen = []
-    for i in range(draws):
-        run(sampler, estimator, batches, 120 if i == 0 else 30)
-        seen.append(theta.detach().clone())
-    return float(torch.cat(seen).var()) / variance
+    batches = iter(lambda: z[uniform.draw(10_000)], None)
+    run(sampler, make(sampler, theta, loss, z), batches, 120)
+    return float(theta.detach().var()) / variance
 
 
 def test_logistic_regression_has_the_posterior_variance():
@@ -190,14 +139,4 @@ def test_logistic_regression_has_the_posterior_variance():
     assert 0.97 < variance_ratio(fixed) < 1.12
     assert 0.97 < variance_ratio(refreshed) < 1.12
     # Without control variates: 1 + lr N Var(ḡ) / (2 T), more than twice the truth.
-    assert variance_ratio(mutant("no control variate")) > 1.8
-    assert variance_ratio(mutant("anchor gradient on another minibatch")) > 1.8
-
-
-@pytest.mark.nightly
-def test_what_minibatches_add():
-    def ratio(make):
-        return variance_ratio(make, chains=1000, rate=0.1, draws=6)
-
-    # One seed of the noise for both: what differs is what minibatches add to it.
-    assert 0.02 < ratio(fixed) - ratio(mutant("of all data")) < 0.05
+    assert variance_ratio(Plain) > 1.8

@@ -11,12 +11,11 @@ from unittest import mock
 
 import pytest
 import torch
-from harness.statistics import StatisticalError, check_p
+from harness.statistics import check_p
 from levels import at_levels
 from scipy import stats
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.samplers import hmc_dynamics
 from torch_sgmcmc.samplers._ecs.target import Estimator
 from torch_sgmcmc.samplers._ecs.taylor import Anchor, Prior
 
@@ -107,17 +106,6 @@ def test_a_warmup_that_leaves_raises(settings):
         regression.run()
     with pytest.raises(RuntimeError, match="cannot be saved inside a warm-up"):
         regression.sampler.state_dict()
-
-
-@pytest.mark.parametrize("settings", [SIGNED, PERTURBED])
-def test_without_a_guard_the_draws_are_elsewhere(settings):
-    regression = Regression(3, **settings)
-    # Far away the steps become tiny, and trajectories would be long.
-    short = mock.patch.object(hmc_dynamics, "MOST_WARMUP_STEPS", 16)
-    with without_bound(), short, mock.patch.object(Anchor, "check_near"):
-        height = regression.run(draws=0)
-    with pytest.raises(StatisticalError):
-        check_draws([height])
 
 
 def test_a_start_beyond_the_bound():

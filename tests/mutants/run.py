@@ -1,4 +1,4 @@
-"""Builds bugs into the C++ and demands that the tests see each.
+"""Builds bugs into the sources and demands that the tests see each.
 
     python tests/mutants/run.py [--build N ...] [--built]
 
@@ -61,14 +61,14 @@ class Copy:
         Raises:
             ValueError: the text that it changes is not there, or more than once.
         """
-        path = self.root / "csrc" / mutant.file
+        path = self.root / mutant.path
         text = path.read_text()
         if not back and text.count(mutant.old) != 1:
             raise ValueError(
                 f"{mutant.name}: {mutant.file} has {mutant.old!r} "
                 f"{text.count(mutant.old)} times"
             )
-        original = CHECKOUT / "csrc" / mutant.file
+        original = CHECKOUT / mutant.path
         wrong = text.replace(mutant.old, mutant.new)
         path.write_text(original.read_text() if back else wrong)
 
@@ -129,12 +129,15 @@ def main():
         else:
             copy.build()
         right = passes((m for mutants in chosen for m in mutants), copy)
-        caught = []
+        caught, is_clean = [], True
         for mutants in chosen:
             begin = time.monotonic()
             for mutant in mutants:
                 copy.patch(mutant)
-            copy.build()
+            has_cpp = any(mutant.path.startswith("csrc") for mutant in mutants)
+            if has_cpp or not is_clean:
+                copy.build()
+            is_clean = not has_cpp
             print(f"built in {time.monotonic() - begin:.0f} s", flush=True)
             for mutant in mutants:
                 is_caught, row = in_words(mutant, copy)

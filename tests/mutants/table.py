@@ -1,4 +1,4 @@
-"""Bugs in the C++ sources, and the tests that must see each.
+"""Bugs in the sources, and the tests that must see each.
 
 Mutants of one build are of different samplers, so that what one test sees is not what
 another mutant has done. (EWSG moves as SGHMC, and control variates by SGLD: of these
@@ -15,7 +15,7 @@ class Mutant(NamedTuple):
 
     Args:
         name: what is wrong.
-        file: which has it, under csrc.
+        file: which has it: under csrc, or a Python file under torch_sgmcmc.
         old: the right text, which must be there exactly once.
         new: the wrong text.
         tests: arguments of pytest, each of which must find a failing test. They begin
@@ -27,6 +27,12 @@ class Mutant(NamedTuple):
     old: str
     new: str
     tests: tuple[str, ...]
+
+    @property
+    def path(self) -> str:
+        """The file, from the top of the checkout."""
+        folder = "torch_sgmcmc" if self.file.endswith(".py") else "csrc"
+        return f"{folder}/{self.file}"
 
     @property
     def is_default(self) -> bool:
@@ -52,7 +58,7 @@ def _changes(k: str) -> str:
     return f"tests/laws/test_changing_settings.py -k '{k}'"
 
 
-_ECS_LAW = "--level=full tests/laws/test_hmc_ecs_mutants_law.py -k"
+_ECS_LAW = "--level=full tests/laws/test_hmc_ecs_law.py -k"
 
 BUILDS: tuple[tuple[Mutant, ...], ...] = (
     (
@@ -148,6 +154,14 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             "return MakeStream(spec.op, seed, step, Purpose::kUpdate);",
             "return MakeStream(spec.op, seed, 0, Purpose::kUpdate);",
             (_updates("test_sgld"), _law("SGLD"))),
+        Mutant("PSGLD: Gamma of the wrong sign", "ops/psgld.h",
+            "move_.Theta(x[0], x[5], x[1], root_of_g, xi) + gamma;",
+            "move_.Theta(x[0], x[5], x[1], root_of_g, xi) - gamma;",
+            ("tests/laws/test_sampling_law.py -k preconditioner_without_memory",)),
+        Mutant("HMC-ECS: correction without its gradient", "host/ecs_estimate.h",
+            "weights[i] = scale - square * weights[i];", "weights[i] = scale;",
+            ("tests/operators/test_ecs_operators.py",
+             f"{_ECS_LAW} energy_is_conserved")),
         Mutant("Metropolis: every proposal accepted", "host/index_chain.h",
             "if (log_ratio >= 0) return true;",
             "if (log_ratio >= 0 || log_ratio < 0) return true;",
@@ -232,5 +246,21 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant("an update that fails is counted", "ops/fused_step.h",
             "if (step != nullptr) --*step;", "",
             ("tests/contract/test_step_plan.py -k is_not_counted",)),
+    ),
+    (
+        Mutant("EWSG: a persistent index chain restarts", "samplers/ewsg.py",
+            "minibatches=numbers if persistent else [],", "minibatches=[],",
+            ("--level=full tests/laws/test_ewsg_law.py -k consecutive",)),
+        Mutant("HMC: a rejected momentum is not turned round", "samplers/hmc_dynamics.py",
+            "[-r for r in self.momenta]", "[+r for r in self.momenta]",
+            ("--level=full tests/laws/test_hmc_law.py -k kept_momenta",)),
+        Mutant("HMC-ECS: every subsample accepted", "samplers/_ecs/target.py",
+            "        return bool(accepted)",
+            "        return bool(accepted) or test == _OF_SUBSAMPLE",
+            ("tests/laws/test_hmc_ecs_law.py -k 'keeps_its_law and perturbed'",)),
+        Mutant("GammaPrecision: d in place of d / 2", "schedules.py",
+            "(self.shape + dimension / 2 - 1) / t + 1",
+            "(self.shape + dimension - 1) / t + 1",
+            ("--level=full tests/laws/test_precision_law.py -k conditional",)),
     ),
 )  # fmt: skip

@@ -28,8 +28,7 @@ def test_each_bug_has_its_place(table):
     bugs = [bug for build in table.BUILDS for bug in build]
     assert len(bugs) >= 20
     for bug in bugs:
-        path = CHECKOUT / "csrc" / bug.file
-        assert path.read_text().count(bug.old) == 1, bug.name
+        assert (CHECKOUT / bug.path).read_text().count(bug.old) == 1, bug.name
 
 
 def test_levels_see_enough_bugs(table):

@@ -10,15 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from harness import chains, suite
 from harness.inductor import (
     NEEDS_COMPILER,
     graphs_alone,  # noqa: F401
 )
-from harness.methods import METHODS
 from reference import same_bits
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
@@ -233,33 +230,45 @@ def test_chains_draw_their_own_numbers_of_the_loss() -> None:
         assert all(len(row.unique()) > 10 for row in losses), what
 
 
-@graphs_without_code
-def test_losses_of_constants_and_single_numbers() -> None:
-    """A product of data alone, and sums of one number, for several chains."""
-    features = torch.randn(5, 200)
-    x = torch.randn(2, 60, 5)
-
-    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
-        output = (x @ features).tanh() @ params["a"]
-        return output.square().mean().sum().sum() + (params["b"] - 1).square().amax()
-
+def compare(loss: Any, make: Callable[[], Any], x: Tensor, **settings: Any) -> None:
+    """Compares two blocks with the same steps one by one, of chains one by one."""
     ends = []
     for is_compiled in (False, True):
-        params = {"a": torch.ones(8, 200), "b": torch.zeros(8)}
-        params = {name: nn.Parameter(p) for name, p in params.items()}
-        sampler = sg.SGLD(params.values(), 1e-3, num_data=9, seed=0, num_chains=8)
-        block = sg.compile_steps(sampler, loss, params, steps=2)
+        params = {name: nn.Parameter(p) for name, p in make().items()}
+        given = {"num_data": 9, "seed": 0, **settings}
+        sampler = sg.SGLD(params.values(), 1e-3, **given)
+        block = sg.compile_steps(sampler, loss, params, steps=len(x))
+        number = given.get("num_chains")
         for _ in range(2):
             if is_compiled:
                 block(x)
                 continue
             for row in x:
-                vmap(loss, (0, None))(params, row).sum().backward()
+                each = [params]
+                if number is not None:
+                    each = [{k: p[i] for k, p in params.items()} for i in range(number)]
+                sum(loss(own, row) for own in each).backward()
                 sampler.step()
                 sampler.zero_grad()
-        ends.append(list(params.values()))
+        ends.append([p.detach() for p in params.values()])
     for a, b in zip(*ends, strict=True):
-        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+@graphs_without_code
+def test_losses_of_constants_and_single_numbers() -> None:
+    """A product of data alone, and sums of one number, for several chains."""
+    features = torch.randn(5, 200, dtype=torch.float64)
+
+    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        output = (x @ features).tanh() @ params["a"]
+        return output.square().mean().sum().sum() + (params["b"] - 1).square().amax()
+
+    def make() -> dict[str, Tensor]:
+        like = {"dtype": torch.float64}
+        return {"a": torch.ones(8, 200, **like), "b": torch.zeros(8, **like)}
+
+    compare(loss, make, torch.randn(2, 60, 5, dtype=torch.float64), num_chains=8)
 
 
 @graphs_without_code
@@ -349,20 +358,6 @@ def test_state_of_another_dtype_is_an_error_as_in_a_step() -> None:
         block(chain.batches[:STEPS])
 
 
-@graphs_without_code
-@pytest.mark.parametrize("mean", [np.float32(1.5), np.int64(2), 1])
-def test_numbers_of_numpy(mean: Any) -> None:
-    compiled, eager = Chain(sg.SGHMC, **PRIOR), Chain(sg.SGHMC, **PRIOR)
-    for chain in (compiled, eager):
-        for group in chain.sampler.param_groups:
-            group.update(prior_mean=mean, lr=np.float32(0.03))
-    block = compiled.block()
-    for _ in range(2):
-        block(compiled.batches[:STEPS])
-        eager.eager(range(STEPS))
-    assert_equal(compiled, eager)
-
-
 class Counting(sg.SGLD):
     """A sampler that does more than its class in each step."""
 
@@ -410,23 +405,9 @@ def test_slices_of_chains(of: str) -> None:
     def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
         return SLICES[of](params["a"] * x).sin().sum()
 
-    ends = []
-    for is_compiled in (False, True):
-        start = torch.linspace(0, 1, 72, dtype=torch.float64).view(8, 3, 3)
-        params = {"a": nn.Parameter(start)}
-        sampler = sg.SGLD(params.values(), 1e-3, num_data=9, seed=0, num_chains=8)
-        x = torch.linspace(1, 2, 6, dtype=torch.float64).view(2, 3, 1)
-        block = sg.compile_steps(sampler, loss, params, steps=2)
-        for _ in range(2):
-            if is_compiled:
-                block(x)
-                continue
-            for row in x:
-                sum(loss({"a": p}, row) for p in params["a"]).backward()
-                sampler.step()
-                sampler.zero_grad()
-        ends.append(params["a"].detach())
-    torch.testing.assert_close(ends[1], ends[0], rtol=1e-12, atol=1e-13)
+    start = torch.linspace(0, 1, 72, dtype=torch.float64).view(8, 3, 3)
+    x = torch.linspace(1, 2, 6, dtype=torch.float64).view(2, 3, 1)
+    compare(loss, lambda: {"a": start.clone()}, x, num_chains=8)
 
 
 @graphs_without_code
@@ -640,73 +621,12 @@ def test_layers(kind: str, num_chains: int | None) -> None:
         output = functional_call(nets[0], params, (x,))
         return (output[0] if isinstance(output, tuple) else output).sin().mean()
 
-    ends = []
-    for is_compiled in (False, True):
-        params = dict(copy.deepcopy(nets[0]).named_parameters())
+    def make() -> dict[str, Tensor]:
         if num_chains is not None:
-            params, _ = stack_module_state(nets)
-        settings = {"num_data": 5, "seed": 1, "num_chains": num_chains}
-        sampler = sg.SGHMC(params.values(), 0.01, **settings)
-        block = sg.compile_steps(sampler, loss, params, steps=2)
-        for _ in range(2):
-            if is_compiled:
-                block(x)
-                continue
-            for row in x:
-                own = [params]
-                if num_chains is not None:
-                    own = [
-                        {name: p[i] for name, p in params.items()}
-                        for i in range(num_chains)
-                    ]
-                sum(loss(each, row) for each in own).backward()
-                sampler.step()
-                sampler.zero_grad()
-        ends.append(list(params.values()))
-    for a, b in zip(*ends, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+            return stack_module_state(nets)[0]
+        return dict(copy.deepcopy(nets[0]).named_parameters())
 
-
-class CompiledChains(chains.Chains):
-    """Chains whose steps are compiled."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.blocks: dict[int, Callable[..., Tensor]] = {}
-
-    def advance(self, steps: int) -> None:
-        target, names = self.target, [str(i) for i in range(len(self.params))]
-        factor = torch.linalg.cholesky(torch.as_tensor(target.noise)).T.float()
-        hessian = torch.as_tensor(target.hessian).float()
-        centre = torch.as_tensor(target.centre).float()
-
-        def loss(params: dict[str, Tensor], white: Tensor) -> Tensor:
-            theta = torch.cat([params[name] for name in names], 1)
-            delta = theta - centre
-            return ((delta @ hessian) * delta).sum() / 2 + (white * theta).sum()
-
-        params = dict(zip(names, self.params, strict=True))
-        size = len(self.params[0]), len(centre)
-        while steps:
-            count = min(steps, 10)
-            if count not in self.blocks:
-                self.blocks[count] = sg.compile_steps(
-                    self.sampler, loss, params, steps=count
-                )
-            white = torch.randn(count, *size, generator=self.generator)
-            self.blocks[count](white @ factor)
-            steps -= count
-
-
-@NEEDS_COMPILER
-@pytest.mark.parametrize(
-    "name", [method.name for method in METHODS if not method.chooses]
-)
-def test_laws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled chains follow the laws of eager ones."""
-    monkeypatch.setattr(chains, "Chains", CompiledChains)
-    (method,) = (each for each in METHODS if each.name == name)
-    chains.check_stationary(suite.EXPERIMENTS["all at once"](method))
+    compare(loss, make, x, num_chains=num_chains)
 
 
 def block_of(names: str = "ab", cls: Any = sg.SGLD, **settings: Any) -> Any:

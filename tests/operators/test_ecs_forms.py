@@ -138,22 +138,6 @@ def test_first_order_in_many_parameters(monkeypatch):
     torch.testing.assert_close(both[0].gradients[0], g)
 
 
-def test_passes_by_single_directions_and_by_batches():
-    fitted = Fitted(MODELS["sums of products"], 2500)
-    few, many = (
-        TaylorSums.at_current_params(
-            fitted,
-            fitted.params,
-            torch.arange(2500).split(size),
-            WHOLE,
-            fitted.probes[0],
-        )
-        for size in (800, 1200)
-    )
-    torch.testing.assert_close(many.hessian, few.hessian)
-    torch.testing.assert_close(many.gradient, few.gradient)
-
-
 def test_a_hessian_of_many_passes(monkeypatch):
     name = "torch_sgmcmc.samplers._ecs.likelihood._MOST_ELEMENTS"
     monkeypatch.setattr(name, 2 * (4 + 12))

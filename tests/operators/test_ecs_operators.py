@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-from ecs_data import Data, make
 
 from torch_sgmcmc.core import ops as ops
 from torch_sgmcmc.samplers._ecs import subsample, target
@@ -108,11 +107,6 @@ def test_equal_plain_formulas(form, d, sizes):
         torch.testing.assert_close(gradient, slope + weighted / T)
         torch.testing.assert_close(density[0], total.detach())
         assert density[1] == 1
-
-
-def test_both_signs_are_met():
-    signs = {float(Case("linear", 21, d).estimate(SIGNED)[2][3]) for d in range(1, 12)}
-    assert signs == {1.0, -1.0}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -331,17 +325,6 @@ def test_factors_for_the_least_time(variances, means, lowest, chosen):
     )
     mean = sum(means) / len(means)
     assert found == {"mean_difference": mean, "num_factors": chosen}
-
-
-def test_a_tenth_of_the_evaluations_are_for_all_data():
-    data = Data()
-    sampler = make(data, trajectory_length=1.2)  # 32 evaluations a step, of 60 data
-    due = []
-    for i in range(100):
-        sampler._set(num_trajectories=i)
-        if subsample.is_check_due(sampler.param_groups[0]):
-            due.append(i)
-    assert due == [19, 38, 57, 76, 95]
 
 
 @pytest.mark.parametrize(("fall", "left"), [(29.9 + 20, False), (30.1 + 20, True)])

@@ -79,18 +79,6 @@ def test_a_loss_is_of_one_step(tmp_path):
     assert losses[1] == 0.5 and math.isnan(losses[0]) and math.isnan(losses[2])
 
 
-def test_a_draw_is_a_copy(tmp_path):
-    """It is written when the chain has long gone on."""
-    model = net()
-    sampler = sgld(model)
-    collector = sg.Collector(sampler, model, tmp_path)
-    states = advance(model, sampler, range(10))
-    assert collector.num_draws == 0
-    collector.close()
-    for one, state in zip(sg.SampleStore(tmp_path), states, strict=True):
-        assert same(one, state)
-
-
 def test_a_collector_changes_no_chain(tmp_path):
     ends = []
     for stores in (False, True):
@@ -268,37 +256,6 @@ def test_signs_of_hmcecs_are_weights(tmp_path):
     assert all(
         torch.equal(one["theta"], t) for one, t in zip(store, thetas, strict=True)
     )
-
-
-def test_a_weight_of_ones_own(tmp_path):
-    model = net()
-    sampler = sgld(model)
-
-    def weight(sampler):
-        return sampler.param_groups[0]["lr"]
-
-    with sg.Collector(sampler, model, tmp_path, weight=weight):
-        for i in range(3):
-            sampler.param_groups[0]["lr"] = 0.1 / (i + 1)
-            advance(model, sampler, range(i, i + 1))
-    store = sg.SampleStore(tmp_path)
-    assert [d.weight for d in store] == [d.lr for d in store] == [0.1, 0.05, 0.1 / 3]
-
-
-def test_chains_side_by_side(tmp_path):
-    models = [net() for _ in range(2)]
-    samplers = [sg.SGLD(m.parameters(), 0.1, num_data=64, seed=s) for s, m in
-                enumerate(models)]  # fmt: skip
-    collectors = [
-        sg.Collector(s, m, tmp_path, chain=c)
-        for c, (s, m) in enumerate(zip(samplers, models, strict=True))
-    ]
-    ends = [advance(m, s, range(4))[-1] for m, s in zip(models, samplers, strict=True)]
-    for collector in collectors:
-        collector.close()
-    store = sg.SampleStore(tmp_path)
-    assert [one.chain for one in store] == [0] * 4 + [1] * 4
-    assert same(store.chain(0)[-1], ends[0]) and same(store.chain(1)[-1], ends[1])
 
 
 # ---- Resuming ------------------------------------------------------------------------

@@ -27,22 +27,20 @@ def test_minibatches_are_independent():
     minibatches.check_independent(by_library)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("mutation", [None, *minibatches.UNIFORM_MUTATIONS])
-def test_bugs_of_uniform_minibatches_are_caught(mutation):
-    draw = minibatches.mutant_uniform(mutation)
-    in_law = ("epoch shuffle", "every minibatch drawn twice")
-    check = (
-        minibatches.check_independent
-        if mutation in in_law
-        else minibatches.check_uniform
-    )
-    if mutation is None:
-        minibatches.check_uniform(draw)
-        minibatches.check_independent(draw)
-        return
+def test_bugs_of_uniform_minibatches_are_caught():
+    def repeating(num_data, n, count):
+        batches = sg.IndependentBatchSampler(num_data, n, replacement=True, seed=1)
+        return batches.draw(count).numpy()
+
+    def by_epochs(num_data, n, count):
+        random, per_epoch = np.random.default_rng(0), num_data // n
+        epochs = [random.permutation(num_data) for _ in range(count // per_epoch + 1)]
+        return np.concatenate(epochs).reshape(-1, n)[:count]
+
     with pytest.raises(StatisticalError):
-        check(draw)
+        minibatches.check_uniform(repeating)
+    with pytest.raises(StatisticalError):
+        minibatches.check_independent(by_epochs)
 
 
 def test_with_replacement():

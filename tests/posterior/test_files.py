@@ -37,29 +37,6 @@ def test_what_could_not_be_read_is_not_written(part, words, tmp_path):
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_numbers_of_numpy_are_python_s(tmp_path):
-    path = tmp_path / "run.pt"
-    given = {
-        **{"f": np.float32(0.5), "i": [np.int64(3)], "b": (np.bool_(True), 1)},
-        **{np.int64(7): np.float64(0.1), "s": {np.int8(1)}, "z": np.complex128(1j)},
-    }
-    sg.save(given, path)
-    read = sg.load(path)
-    assert read == given
-    kinds = [read["f"], read["i"][0], read["b"][0], [*read][3], *read["s"], read["z"]]
-    assert [type(x) for x in kinds] == [float, int, bool, int, int, complex]
-    assert isinstance(given["f"], np.float32)  # what was given is as it was
-
-
-def test_a_scheduler_with_an_lr_of_numpy(tmp_path):
-    """One lr of a grid, say, as sweeps make them."""
-    p = torch.zeros(2, requires_grad=True)
-    sampler = sg.SGLD([p], 0.1, num_data=10)
-    schedule = torch.optim.lr_scheduler.LambdaLR(sampler, lambda _: np.float64(0.5))
-    sg.save({"schedule": schedule.state_dict()}, tmp_path / "run.pt")
-    assert sg.load(tmp_path / "run.pt")["schedule"]["_last_lr"] == [0.05]
-
-
 def test_nested_types_survive(tmp_path):
     """Attributes of a module's OrderedDict, sharing, and a list that has itself."""
     module = nn.BatchNorm1d(3).state_dict()

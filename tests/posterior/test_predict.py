@@ -397,16 +397,6 @@ def test_cached_parametrizations_are_of_each_draw():
     assert torch.equal(together.mean, alone.mean)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_arrays_have_the_dtype_of_the_model(dtype):
-    model = network().to(dtype)
-    draws, x = draws_of(model, 3), inputs().double()
-    expected = sg.predict(model, draws, x.to(dtype)).mean
-    for array in (x.numpy(), x.float().numpy()):
-        found = sg.predict(model, draws, array).mean
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
 def test_a_failed_update_adds_nothing():
     model, x = network(), inputs()
     draws = draws_of(model, 3)

@@ -109,8 +109,7 @@ def by_layer(named, seed, precisions=(1.0, 100.0)):
 
 
 @pytest.mark.parametrize(
-    ("steps", "start"),
-    [(None, None), (70_000, None), (1000, None), (1000, "prior")],
+    ("steps", "start"), [(None, None), (70_000, None), (1000, None), (1000, "prior")]
 )
 def test_a_run_that_is_shorter_than_its_memory_is_named(steps, start):
     options = {"num_steps": steps, "start": start}

@@ -11,30 +11,18 @@ from test_setup_check import (
     SGHMC,
     N,
     Pair,
-    Words,
     classes,
     each,
     independent,
-    labels,
     loader_of,
     mean,
     mlp,
     numbers,
-    row_of_numbers,
     scaled,
-    sentences,
-    several_labels,
 )
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import prune
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    RandomSampler,
-    TensorDataset,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import torch_sgmcmc as sg
 
@@ -81,20 +69,11 @@ def bright():
 MANY_KINKS = {"model": wide, "data": bright, "sampler": partial(SGHMC, lr=0.03)}
 
 
-def log_softmax_ten():
-    return ten(nn.LogSoftmax(1))
-
-
 def zero_ten():
     model = ten()
     nn.init.zeros_(model[-1].weight)
     nn.init.zeros_(model[-1].bias)
     return model
-
-
-def by_hand(model, batch, by=1.0):
-    logs = model(batch[0]).log_softmax(1)
-    return -by * logs[torch.arange(len(logs)), batch[1]].mean()
 
 
 def focal(model, batch):
@@ -154,18 +133,6 @@ class Altered(nn.Module):
         return self.last(Through.apply(torch.tanh(self.first(x)), self.kind))
 
 
-class BinaryWeights(nn.Module):
-    def __init__(self, steps=1.0):
-        super().__init__()
-        self.first, self.last, self.steps = nn.Linear(8, 20), nn.Linear(20, 3), steps
-
-    def forward(self, x):
-        w = self.first.weight
-        rounded = w.sign() if self.steps == 1 else (w * self.steps).round() / self.steps
-        w = w + (rounded - w).detach()
-        return self.last(torch.relu(F.linear(x, w, self.first.bias)))
-
-
 class Detached(nn.Module):
     def __init__(self, unused=False):
         super().__init__()
@@ -185,52 +152,8 @@ def hooked(function, name="0.weight"):
     return model
 
 
-class HalfDetached(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(8, 20), nn.Linear(20, 3)
-
-    def forward(self, x):
-        hidden = torch.relu(self.first(x)) / 2
-        return self.last(hidden + hidden.detach())
-
-
-def hooked_module():
-    model = mlp()
-    model[2].register_full_backward_hook(lambda _, ins, outs: tuple(g / 9 for g in ins))
-    return model
-
-
-def threshold(model, batch):
-    hidden = model[1](model[0](batch[0]))
-    hidden = hidden + ((hidden > 0.1).float() - hidden).detach()
-    return F.cross_entropy(model[2](hidden), batch[1])
-
-
-def frozen_rows(model):
-    rows = torch.ones(11, 1).index_fill(0, torch.arange(3), 0)
-    model.embed.weight.register_hook(lambda grad: grad * rows)
-    return model
-
-
-def mask_rows(grad):
-    grad = grad.clone()
-    grad[:5] = 0
-    return grad
-
-
 def penalised(model, batch, by=1e-3, loss=mean):
     return loss(model, batch) + by * sum(p.square().sum() for p in model.parameters())
-
-
-def lasso(model, batch):
-    return mean(model, batch) + 1e-3 * model[0].weight.abs().sum()
-
-
-def by_parts(model, batch):
-    logits = model[2](torch.relu(model[0](batch[0])))
-    penalty = sum(p.square().sum() for p in model.parameters())
-    return F.cross_entropy(logits, batch[1]) + 1e-3 * penalty
 
 
 def penalised_each(model, batch):
@@ -281,11 +204,6 @@ def next_token_sum(model, batch):
     return next_token(model, batch, reduction="sum") / len(batch[0])
 
 
-def next_token_by_hand(model, batch):
-    logs = model(batch[0])[:, :-1].log_softmax(-1)
-    return -logs.gather(-1, batch[0][:, 1:, None]).mean()
-
-
 LM = {"model": Tokens, "data": texts, "loss": next_token}
 
 
@@ -305,18 +223,6 @@ def autoencoder():
         *(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 64)),
         nn.Unflatten(1, (1, 8, 8)),
     )
-
-
-def of_pixels(model, batch, loss=F.binary_cross_entropy_with_logits, **options):
-    return loss(model(batch[0]), batch[0], **options)
-
-
-def squares(model, batch):
-    return (model(batch[0]) - batch[0]).square().flatten(1).sum(1).mean() / 2
-
-
-def bernoulli_pixels(model, batch):
-    return sg.losses.bernoulli().of(model(batch[0]), batch[0], model)
 
 
 def offset():
@@ -343,47 +249,6 @@ def zero_mlp():
     nn.init.zeros_(model[-1].weight)
     nn.init.zeros_(model[-1].bias)
     return model
-
-
-class Low(nn.Module):
-    """LoRA: a frozen layer, and an update of rank 2 that begins at 0."""
-
-    def __init__(self):
-        super().__init__()
-        self.base = nn.Linear(8, 3).requires_grad_(False)
-        self.a = nn.Parameter(torch.randn(8, 2))
-        self.b = nn.Parameter(torch.zeros(2, 3))
-
-    def forward(self, x):
-        return self.base(x) + x @ self.a @ self.b
-
-
-def borders():
-    """Images with a border that is always 0."""
-    x, y = classes().tensors
-    x[:, 5:] = 0
-    return TensorDataset(x, y)
-
-
-class Float(nn.Module):
-    """Outputs in float32, whatever the weights are."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = attention()
-
-    def forward(self, x):
-        return self.net(x).float()
-
-
-class Expanded(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 3)
-        self.register_buffer("scale", torch.ones(1).expand(8))
-
-    def forward(self, x):
-        return self.layer(x * self.scale)
 
 
 def scripted():
@@ -413,53 +278,19 @@ def attention():
     )
 
 
-def spectral():
-    return nn.Sequential(
-        nn.utils.parametrizations.spectral_norm(nn.Linear(8, 20)),
-        *(nn.ReLU(), nn.Linear(20, 3)),
-    )
-
-
-def pruned():
-    model = mlp()
-    prune.random_unstructured(model[0], "weight", 0.5)
-    return model
-
-
-def half():
-    return mlp().to(torch.bfloat16)
-
-
 def in_half(model, batch):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return F.cross_entropy(model(batch[0]).float(), batch[1])
-
-
-def of_half(model, batch):
-    return F.cross_entropy(model(batch[0].bfloat16()).float(), batch[1])
 
 
 def named(data):
     return [Pair(*batch) for batch in loader_of(data)]
 
 
-def of_named(model, batch):
-    return F.cross_entropy(model(batch.x), batch.y)
-
-
-def dictionaries(data):
-    return [{"x": x, "labels": y} for x, y in loader_of(data)]
-
-
-def of_dictionary(model, batch, **options):
-    return F.cross_entropy(model(batch["x"]), batch["labels"], **options)
-
-
 def with_lr(lr, **options):
     return partial(SGHMC, lr=lr, **options)
 
 
-BCE = F.binary_cross_entropy_with_logits
 ONE = {"model": lambda: mlp(1), "data": numbers}
 SEG = {"model": segmenter, "data": images, "sampler": with_lr(0.003)}
 AUTO = {"model": autoencoder, "data": images, "sampler": with_lr(0.003)}
@@ -469,114 +300,39 @@ HMC = partial(sg.HMC, step_size=1e-3, num_steps=3, num_data=N, prior_precision=1
 SETUPS = [
     # 1: the loss's value.
     (1, "a softmax, ten classes", TEN | {"model": softmax_ten}, "probabilities"),
-    (1, "the same by hand", TEN | {"model": softmax_ten, "loss": by_hand},
-     "probabilities"),
-    (1, "a softmax, categorical",
-     TEN | {"model": softmax_ten, "loss": sg.losses.categorical()}, "probabilities"),
-    (1, "a softmax, smoothed labels",
-     TEN | {"model": softmax_ten, "loss": partial(scaled, label_smoothing=0.1)},
-     "probabilities"),
-    (1, "a softmax, SBPS",
-     {"model": lambda: mlp(3, nn.Softmax(1)), "sampler": SBPS, "loss": each,
-      "loader": independent}, "probabilities"),
-    (1, "a sigmoid, several labels",
-     {"model": lambda: mlp(3, nn.Sigmoid()), "data": several_labels,
-      "loss": partial(scaled, loss=BCE, by=3.0)}, "probabilities"),
     (1, "probabilities into nll_loss",
      TEN | {"model": softmax_ten, "loss": partial(scaled, loss=F.nll_loss)},
      "probabilities"),
     (1, "ten times", TEN | {"loss": partial(scaled, by=10.0)}, "scaled loss"),
-    (1, "ten times by hand", TEN | {"loss": partial(by_hand, by=10.0)}, "scaled loss"),
-    (1, "one N-th", TEN | {"loss": partial(scaled, by=1 / MANY)}, "scaled loss"),
-    (1, "ten times, smoothed",
-     TEN | {"loss": partial(scaled, by=10.0, label_smoothing=0.1)}, "scaled loss"),
-    (1, "ten times, last layer 0",
-     TEN | {"model": zero_ten, "loss": partial(scaled, by=10.0)}, "scaled loss"),
-    (1, "a sum, ten classes", TEN | {"loss": partial(scaled, reduction="sum")}, "sum"),
-    (1, "ten times, dictionaries",
-     {"loss": lambda m, b: 10 * of_dictionary(m, b), "loader": dictionaries},
-     "scaled loss"),
-    (1, "ten times, BCE",
-     {"model": lambda: mlp(1), "data": labels,
-      "loss": partial(scaled, loss=BCE, by=10.0)}, "scaled loss"),
-    (1, "N times a squared error",
-     ONE | {"loss": partial(scaled, loss=F.mse_loss, by=N / 2)}, "scaled loss"),
-    (1, "a Poisson's, ten times",
-     ONE | {"data": poisson, "loss": partial(scaled, loss=F.poisson_nll_loss, by=10)},
-     "scaled loss"),
-    (1, "a column beside a row, absolute",
-     {"model": lambda: mlp(1), "data": row_of_numbers,
-      "loss": partial(scaled, loss=F.l1_loss)}, "broadcast"),
     (1, "ten classes", TEN, None),
-    (1, "log-probabilities into cross_entropy", TEN | {"model": log_softmax_ten}, None),
-    (1, "by hand", TEN | {"loss": by_hand}, None),
     (1, "focal", TEN | {"loss": focal, "model": zero_ten}, None),
-    (1, "last layer 0", TEN | {"model": zero_ten}, None),
     (1, "a loss of 0",
      ONE | {"model": zero_mlp, "data": zero_regression,
             "loss": sg.losses.gaussian(noise=1.0)}, None),
-    (1, "half a squared error that is 0",
-     ONE | {"model": zero_mlp, "data": zero_regression,
-            "loss": partial(scaled, loss=F.mse_loss, by=0.5)}, None),
-    (1, "a Poisson's", ONE | {"data": poisson, "sampler": with_lr(0.001),
-                              "loss": partial(scaled, loss=F.poisson_nll_loss)}, None),
     (1, "a σ that is sampled",
      {"model": Noisy, "data": numbers, "loss": sg.losses.gaussian("log_noise")}, None),
     # 2: the gradient.
     (2, "scale_grad_by_freq", bag(scale_grad_by_freq=True), "gradient"),
     (2, "signs, straight through", {"model": partial(Altered, "sign")}, "gradient"),
-    (2, "binary weights", {"model": BinaryWeights}, "gradient"),
-    (2, "rounded weights", {"model": partial(BinaryWeights, 8.0)}, "gradient"),
-    (2, "gradient reversal", {"model": partial(Altered, "reversed")}, "gradient"),
-    (2, "clipped inside", {"model": partial(Altered, "clipped")}, "gradient"),
     (2, "a hook that clips",
      {"model": lambda: hooked(lambda g: g.clamp(-1e-3, 1e-3))}, "gradient"),
-    (2, "a hook that scales a bias",
-     {"model": lambda: hooked(lambda g: 0.5 * g, "0.bias")}, "gradient"),
-    (2, "half detached", {"model": HalfDetached}, "gradient"),
-    (2, "a hook of a module", {"model": hooked_module}, "gradient"),
-    (2, "a threshold, straight through", {"loss": threshold}, "gradient"),
-    (2, "a hook that clips little",
-     {"model": lambda: hooked(lambda g: g.clamp(-1e3, 1e3))}, None),
     (2, "SBPS with a hook that reverses",
      {"model": lambda: hooked(lambda g: -g), "sampler": SBPS, "loss": each,
       "loader": independent}, "gradient"),
     (2, "many kinks", MANY_KINKS, None),
     (2, "a transformer", {"model": attention}, None),
-    (2, "outputs in float32", {"model": Float}, None),
-    (2, "spectral norm", {"model": spectral}, None),
-    (2, "bfloat16", {"model": half, "loss": of_half}, None),
     (2, "autocast", {"loss": in_half}, None),
     (2, "embeddings", bag(), None),
-    (2, "float64", {"model": lambda: mlp().double(),
-                    "loss": lambda m, b: mean(m, (b[0].double(), b[1]))}, None),
     # 3: elements without a gradient.
     (3, "padding_idx", bag(padding_idx=0), "no gradient"),
-    (3, "padding_idx, masked", bag(padding_idx=0, masked=True), "no gradient"),
-    (3, "a hook that masks rows", {"model": lambda: hooked(mask_rows)}, "no gradient"),
-    (3, "a hook that masks elements",
-     {"model": lambda: hooked(lambda g: g * (g > 0))}, "no gradient"),
-    (3, "rows that are kept",
-     bag() | {"model": lambda: frozen_rows(Bag())}, "no gradient"),
     (3, "a hook that masks all",
      {"model": lambda: hooked(torch.zeros_like)}, "no gradient"),
     (3, "a detached layer", {"model": Detached}, "no gradient"),
-    (3, "an unused layer", {"model": partial(Detached, unused=True)}, "no gradient"),
     (3, "a mask in forward", bag(masked=True), None),
-    (3, "LoRA", {"model": Low}, None),
-    (3, "inputs that are 0", {"data": borders}, None),
-    (3, "pruned weights", {"model": pruned}, None),
     # 4: penalties.
     (4, "a penalty", {"loss": penalised}, "penalty"),
-    (4, "a large penalty", {"loss": partial(penalised, by=0.02)}, "penalty"),
-    (4, "a lasso", {"loss": lasso}, "penalty"),
-    (4, "a penalty, and parts of the model", {"loss": by_parts}, "penalty"),
     (4, "a penalty, SBPS",
      {"loss": penalised_each, "sampler": SBPS, "loader": independent}, "penalty"),
-    (4, "a penalty, language model",
-     LM | {"loss": partial(penalised, loss=next_token_sum)}, "penalty"),
-    (4, "a penalty, Gaussian",
-     ONE | {"loss": partial(penalised, loss=sg.losses.gaussian(noise=1.0))}, "penalty"),
     (4, "a penalty alone",
      {"loss": penalised, "sampler": partial(SGHMC, prior_precision=0.0)}, None),
     # 5: the loader.
@@ -587,65 +343,25 @@ SETUPS = [
       "sampler": partial(SGHMC, num_data=200)}, "num_data"),
     (5, "drop_last in order",
      {"loader": partial(in_order, batch_size=70, drop_last=True)}, "data order"),
-    (5, "one minibatch, drop_last",
-     {"loader": partial(in_order, batch_size=400, drop_last=True)}, "data order"),
-    (5, "unequal minibatches in order",
-     {"loader": partial(in_order, batch_size=70)}, "data order"),
-    (5, "a list of unequal minibatches",
-     {"loader": lambda d: [*loader_of(d, batch_size=70)]}, "data order"),
     (5, "sorted classes", {"data": sorted_classes, "loader": in_order}, "data order"),
-    (5, "a sorted list",
-     {"data": sorted_classes, "loader": lambda d: [*in_order(d)]}, "data order"),
     (5, "sorted numbers",
      {"model": lambda: mlp(1), "data": sorted_numbers, "loader": in_order,
       "loss": partial(scaled, loss=F.mse_loss, by=0.5)}, "data order"),
-    (5, "ranks in order",
-     {"data": sorted_classes,
-      "loader": lambda d: in_order(d, sampler=DistributedSampler(d, 1, 0, False))},
-     "data order"),
     (5, "HMC with minibatches",
      {"sampler": HMC}, "dependent minibatches"),
     (5, "HMC", {"sampler": HMC, "loader": partial(in_order, batch_size=N)}, None),
-    (5, "equal weights",
-     {"loader": lambda d: DataLoader(
-         d, BATCH, sampler=WeightedRandomSampler(torch.ones(N), N))}, None),
-    (5, "with replacement",
-     {"loader": lambda d: DataLoader(
-         d, BATCH, sampler=RandomSampler(d, True, 200))}, None),
     (5, "in order", {"loader": in_order}, None),
-    (5, "sorted, shuffled", {"data": sorted_classes}, None),
-    (5, "drop_last, shuffled",
-     {"loader": partial(loader_of, batch_size=70, drop_last=True)}, None),
-    (5, "the data that drop_last leaves",
-     {"loader": partial(in_order, batch_size=70, drop_last=True),
-      "sampler": partial(SGHMC, num_data=560)}, None),
     (5, "all data at once, sorted",
      {"data": sorted_numbers, "model": lambda: mlp(1),
       "loader": partial(in_order, batch_size=N),
       "loss": partial(scaled, loss=F.mse_loss, by=0.5)}, None),
     # 6: tokens.
     (6, "a mean over tokens, N", LM, "scaled loss"),
-    (6, "a mean over tokens by hand, N", LM | {"loss": next_token_by_hand},
-     "scaled loss"),
     (6, "a sum over tokens, all counted",
      LM | {"loss": next_token_sum, "sampler": partial(SGHMC, num_data=6 * N)},
      "num_data"),
-    (6, "twice the tokens", LM | {"sampler": partial(SGHMC, num_data=12 * N)},
-     "num_data"),
-    (6, "sentences in the model, N",
-     {"model": Words, "data": sentences, "loss": lambda m, b: m(**b)["loss"]},
-     "scaled loss"),
-    (6, "a mean over pixels, N", SEG, "scaled loss"),
     (6, "tokens", LM | {"sampler": partial(SGHMC, num_data=6 * N)}, None),
-    (6, "tokens by hand",
-     LM | {"loss": next_token_by_hand, "sampler": partial(SGHMC, num_data=6 * N)},
-     None),
-    (6, "tokens, summed", LM | {"loss": next_token_sum}, None),
-    (6, "pixels", SEG | {"sampler": with_lr(0.003, num_data=64 * N)}, None),
     # 7: heat.
-    (7, "a bias far from its data",
-     ONE | {"data": offset, "loss": sg.losses.gaussian(noise=1.0),
-            "sampler": with_lr(0.03)}, None),
     (7, "a mean that stays hot",
      {"model": Mean, "data": offset, "loss": sg.losses.gaussian(noise=1.0),
       "sampler": with_lr(0.06, momentum=0.96)}, "above T"),
@@ -655,24 +371,13 @@ SETUPS = [
     (7, "hot with any noise", {"sampler": with_lr(3.0, momentum=0.99)}, "above T"),
     # 8: no trace.
     (8, "max_norm", bag(max_norm=0.5), "gradient"),
-    (8, "an expanded buffer", {"model": Expanded}, None),
     (8, "a ScriptModule", {"model": scripted}, None),
-    (8, "a scaled ScriptModule",
-     {"model": scripted, "loss": partial(scaled, by=10.0)}, "scaled loss"),
-    (8, "named tuples", {"loader": named, "loss": of_named}, None),
-    (8, "dictionaries", {"loader": dictionaries, "loss": of_dictionary}, None),
     # 9: right set-ups at a fresh start.
     (9, "an autoencoder, Gaussian",
      AUTO | {"sampler": with_lr(0.001),
              "loss": lambda m, b: sg.losses.gaussian(0.3).of(m(b[0]), b[0], m)}, None),
-    (9, "an autoencoder, squares", AUTO | {"loss": squares}, None),
-    (9, "an autoencoder, Bernoulli", AUTO | {"loss": bernoulli_pixels}, None),
-    (9, "an autoencoder, pixels counted",
-     AUTO | {"loss": of_pixels, "sampler": with_lr(0.03, num_data=64 * N)}, None),
-    (9, "a segmenter", SEG | {"loss": sg.losses.categorical()}, None),
     (9, "a segmenter, larger lr",
      SEG | {"loss": sg.losses.categorical(), "sampler": with_lr(0.01)}, None),
-    (9, "the usual lr", {"sampler": with_lr(0.03)}, None),
 ]  # fmt: skip
 #: The set-up of each point that the default level has, besides all of point 7.
 DEFAULT = {

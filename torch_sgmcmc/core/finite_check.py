@@ -30,9 +30,6 @@ from torch_sgmcmc.core.hyperparams import warn
 from torch_sgmcmc.core.ops import any_nonfinite, count_nonfinite
 from torch_sgmcmc.core.parameters import refuse_capture
 
-# Tests set it, so that deferred checks run on the CPU, too.
-DEFERS_ON_CPU = False
-
 
 class SkipStep(Exception):
     """Raised inside of ``step()`` to skip the step; never leaves ``step()``."""

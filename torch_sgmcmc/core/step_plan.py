@@ -397,7 +397,7 @@ class StepPlan:
 
     @staticmethod
     def _defers(p: Tensor) -> bool:
-        return not p.is_cpu or finite_check.DEFERS_ON_CPU
+        return not p.is_cpu
 
     def _launch_deferred(
         self, grads: list[Tensor], counts: Tensor | None = None
