@@ -251,7 +251,7 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant("EWSG: a persistent index chain restarts", "samplers/ewsg.py",
             "minibatches=numbers if persistent else [],", "minibatches=[],",
             ("--level=full tests/laws/test_ewsg_law.py -k consecutive",)),
-        Mutant("HMC: a rejected momentum is not turned round", "samplers/hmc_dynamics.py",
+        Mutant("HMC: rejected momenta keep their sign", "samplers/hmc_dynamics.py",
             "[-r for r in self.momenta]", "[+r for r in self.momenta]",
             ("--level=full tests/laws/test_hmc_law.py -k kept_momenta",)),
         Mutant("HMC-ECS: every subsample accepted", "samplers/_ecs/target.py",
