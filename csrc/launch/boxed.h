@@ -1,8 +1,8 @@
 // Kernels of operators on lists of tensors, made from their specs.
 //
-// An Op is a struct with a spec (ops/op_spec.h) and either Update and
-// Coefficients, made of a call, or Apply(driver, plan, call, stream). Optional
-// functions of a NamedCall:
+// An Op is a struct with a spec (ops/op_spec.h) and either Update, made of a
+// call, or Apply(driver, plan, call, stream). Optional functions of a
+// NamedCall:
 //   Refusal(call)    a message if numbers do not fit together, else empty;
 //   Lead(call)       the role of the first list, if it depends on the call;
 //   Lists(call)      the arguments, if they are not the spec's lists.
@@ -80,8 +80,7 @@ class Update final : public PreparedUpdate {
   void Apply() override {
     const NamedCall<Op> named(call_);
     if constexpr (kHasUpdate<Op>) {
-      driver_.template Apply<Op::template Update>(
-          typename Op::Coefficients(named), stream_);
+      driver_.template Apply<Op::template Update>(named, stream_);
     } else {
       Op::Apply(driver_, plan_, named, stream_);
     }

@@ -7,6 +7,8 @@
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
 
 #include <cstdint>
 #include <optional>
@@ -24,6 +26,21 @@ namespace torch_sgmcmc {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using TensorList = std::vector<Tensor>;
+
+// Calls use(an element) for a parameter's dtype.
+template <class Use>
+void WithElement(ScalarType dtype, const Use& use) {
+  switch (dtype) {
+    case ScalarType::Double:
+      return use(double{});
+    case ScalarType::BFloat16:
+      return use(torch::headeronly::BFloat16{});
+    case ScalarType::Half:
+      return use(torch::headeronly::Half{});
+    default:
+      return use(float{});
+  }
+}
 
 using Rows = std::optional<std::vector<int64_t>>;
 

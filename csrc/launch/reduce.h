@@ -11,8 +11,6 @@
 #pragma once
 
 #include <string.h>
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
 #include <array>
@@ -182,29 +180,6 @@ struct Nothing {
   }
 };
 
-// An update functor (ops/*.h) without noise.
-template <template <class> class Update>
-class UpdateFirst {
- public:
-  template <class Coefficients>
-  explicit UpdateFirst(const Coefficients& coefficients)
-      : single_(coefficients), twice_(coefficients) {}
-
-  // For parameters of type T.
-  template <class T>
-  const Update<Arithmetic<T>>& For() const {
-    if constexpr (std::is_same_v<T, double>) {
-      return twice_;
-    } else {
-      return single_;
-    }
-  }
-
- private:
-  Update<float> single_;
-  Update<double> twice_;
-};
-
 }  // namespace torch_sgmcmc
 
 #define SG_EACH_ISA "launch/reduce_loop.inl"
@@ -212,25 +187,8 @@ class UpdateFirst {
 
 namespace torch_sgmcmc {
 
-template <class T, class Update, class Map>
-void ReduceUnitsOnIsa(const Update& update, const Map& map,
-                      const Segment& segment, const Cut& cut, int64_t begin,
-                      int64_t end, const StretchSums& to, Isa isa) {
-#if defined(SG_X86)
-  if (isa == Isa::kAvx512) {
-    return avx512::ReduceUnits<T>(update, map, segment.data, cut, begin, end,
-                                  to);
-  }
-  if (isa == Isa::kAvx2) {
-    return avx2::ReduceUnits<T>(update, map, segment.data, cut, begin, end, to);
-  }
-#endif
-  static_cast<void>(isa);
-  portable::ReduceUnits<T>(update, map, segment.data, cut, begin, end, to);
-}
-
 // Writes every chain's k-th sum to out[k * num_chains + chain], after `first`:
-// Nothing or UpdateFirst.
+// Nothing or BothTypes.
 template <class Map, class First = Nothing>
 void ReduceOnCpu(const std::vector<Segment>& segments, const Map& map,
                  int64_t num_chains, double* out, Isa isa = ActiveIsa(),
@@ -260,24 +218,10 @@ void ReduceOnCpu(const std::vector<Segment>& segments, const Map& map,
       const int64_t from = (begin - first_chunk[i]) * units;
       const int64_t end_unit =
           std::min(cut.units, (stop - first_chunk[i]) * units);
-      const auto run = [&](auto zero) {
-        using T = decltype(zero);
-        ReduceUnitsOnIsa<T>(first.template For<T>(), map, s, cut, from,
-                            end_unit, to, isa);
-      };
-      switch (s.dtype) {
-        case ScalarType::Double:
-          run(double{});
-          break;
-        case ScalarType::BFloat16:
-          run(torch::headeronly::BFloat16{});
-          break;
-        case ScalarType::Half:
-          run(torch::headeronly::Half{});
-          break;
-        default:
-          run(float{});
-      }
+      WithElement(s.dtype, [&]<class T>(T /*element*/) {
+        SG_CALL_ON(isa, ReduceUnits<T>(first.template For<T>(), map, s.data,
+                                       cut, from, end_unit, to));
+      });
       begin = stop;
       ++i;
     }
@@ -285,7 +229,7 @@ void ReduceOnCpu(const std::vector<Segment>& segments, const Map& map,
   torch::stable::parallel_for(0, first_chunk.back(), kGrain, work);
   for (int64_t i = 0; i < static_cast<int64_t>(kSums<Map>) * num_chains; ++i) {
     out[i] =
-        map.Finish(AddInTree(sums.data() + i * all.per_chain, all.per_chain));
+        Finish(map, AddInTree(sums.data() + i * all.per_chain, all.per_chain));
   }
 }
 
@@ -323,7 +267,7 @@ struct CpuReducer {
                               Tensor& out) {
     ReduceOnCpu(plan.segments(), map,
                 /*num_chains=*/1, static_cast<double*>(out.data_ptr()),
-                ActiveIsa(), UpdateFirst<Update>(coefficients));
+                ActiveIsa(), BothTypes<Update>(coefficients));
   }
 };
 

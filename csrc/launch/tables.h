@@ -84,6 +84,21 @@ void ForEachTable(const std::vector<Segment>& segments, ScalarType dtype,
   if (table.count > 0) launch(table, blocks);
 }
 
+// Calls launch(element, table, blocks) for all segments, with few tables, each
+// of one dtype.
+template <class Launch>
+void ForEachTable(const std::vector<Segment>& segments, const Launch& launch) {
+  for (const ScalarType dtype : {ScalarType::Double, ScalarType::Float,
+                                 ScalarType::BFloat16, ScalarType::Half}) {
+    WithElement(dtype, [&](auto element) {
+      ForEachTable(segments, dtype,
+                   [&](const SegmentTable& table, int64_t blocks) {
+                     launch(element, table, blocks);
+                   });
+    });
+  }
+}
+
 template <class T>
 struct alignas(4 * sizeof(T)) Quad {
   T value[4];
@@ -201,7 +216,7 @@ SG_INLINE void UpdateQuad(const Update& update, void* const* data,
        span, whole, x[kIndex]),
    ...);
   float noise[4] = {};
-  if (update.needs_noise()) {
+  if (NeedsNoise(update)) {
     if constexpr (kTakesUniforms<Update>) {
       portable::QuadNoise<portable::Uniforms>(stream, span.quad, noise);
     } else {
@@ -230,7 +245,7 @@ SG_INLINE void UpdateThread(const Update& update, const SegmentTable& table,
     data[j] = table.data[j][s];
   }
   NoiseStream own = stream;
-  if (update.needs_noise() && table.num_chains > 0) {
+  if (NeedsNoise(update) && table.num_chains > 0) {
     own.seed = portable::ChainSeed(own.seed, static_cast<uint64_t>(chain));
   }
   SG_UNROLL for (int k = 0; k < kQuadsPerThread; ++k) {

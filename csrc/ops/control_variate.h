@@ -23,24 +23,19 @@ class ControlVariateUpdate {
   static constexpr std::array<Role, 3> kRoles = {
       Role::kInPlace, Role::kGradient, Role::kStatistic};
 
-  explicit ControlVariateUpdate(const NoCoefficients& /*none*/) {}
-
-  SG_HOST_DEVICE bool needs_noise() const { return false; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  template <class Call>
+  explicit ControlVariateUpdate(const Call& /*none*/) {}
 
   SG_INLINE void operator()(Real (&x)[3], Real /*xi*/) const {
     x[0] = (x[0] - x[1]) + x[2];
   }
 };
 
-struct ControlVariate {
+struct ControlVariate : UpdatedBy<ControlVariateUpdate> {
   static constexpr OpSpec kSpec = {.op = "control_variate_",
                                    .lists = {{"grads", Role::kInPlace},
                                              {"anchor_grads", Role::kGradient},
                                              {"full_grads", Role::kStatistic}}};
-  using Coefficients = NoCoefficients;
-  template <class Real>
-  using Update = ControlVariateUpdate<Real>;
 };
 
 }  // namespace torch_sgmcmc

@@ -17,25 +17,15 @@
 
 namespace torch_sgmcmc {
 
-struct GradientVarianceCoefficients {
-  template <class Call>
-  explicit GradientVarianceCoefficients(const Call& number)
-      : weight(number("weight")) {}
-
-  double weight;
-};
-
 template <class Real>
 class GradientVarianceUpdate {
  public:
   static constexpr std::array<Role, 3> kRoles = {Role::kGradient, Role::kState,
                                                  Role::kState};
 
-  explicit GradientVarianceUpdate(const GradientVarianceCoefficients& c)
-      : weight_(static_cast<Real>(c.weight)) {}
-
-  SG_HOST_DEVICE bool needs_noise() const { return false; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  template <class Call>
+  explicit GradientVarianceUpdate(const Call& number)
+      : weight_(static_cast<Real>(number("weight"))) {}
 
   SG_INLINE void operator()(Real (&x)[3], Real /*xi*/) const {
     const Real d = x[0] - x[2];
@@ -47,16 +37,13 @@ class GradientVarianceUpdate {
   Real weight_;
 };
 
-struct GradientVarianceStep {
+struct GradientVarianceStep : UpdatedBy<GradientVarianceUpdate> {
   static constexpr OpSpec kSpec = {
       .op = "gradient_variance_",
       .lists = {args::kGrads,
                 {"variances", Role::kState},
                 {"previous", Role::kState}},
       .numbers = {{"weight", Domain::kNotNegative}}};
-  using Coefficients = GradientVarianceCoefficients;
-  template <class Real>
-  using Update = GradientVarianceUpdate<Real>;
 };
 
 }  // namespace torch_sgmcmc

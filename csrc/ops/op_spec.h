@@ -140,11 +140,11 @@ inline constexpr int kOneNumber = -1;
 inline constexpr int kForEachChain = -2;
 inline constexpr int kCustom = -3;
 
-// For operators without numbers.
-struct NoCoefficients {
-  NoCoefficients() = default;
-  template <class Call>
-  explicit NoCoefficients(const Call& /*call*/) {}
+// An operator that is one update, made of a NamedCall (launch/call.h).
+template <template <class> class Functor>
+struct UpdatedBy {
+  template <class Real>
+  using Update = Functor<Real>;
 };
 
 // Common arguments of samplers.

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -92,6 +93,48 @@ constexpr bool kHasPriorMean = [] {
 template <class Update>
 constexpr bool kTakesUniforms = requires {
   Update::kUniformNoise;
+};
+
+// Optional functions of an update: the steps that it leaves out, and whether it
+// reads noise; and of a map, a sum's result.
+template <class Update>
+SG_INLINE bool Skips([[maybe_unused]] const Update& update,
+                     [[maybe_unused]] uint64_t step) {
+  if constexpr (requires { update.skips(step); }) return update.skips(step);
+  return false;
+}
+template <class Update>
+SG_INLINE bool NeedsNoise([[maybe_unused]] const Update& update) {
+  if constexpr (requires { update.needs_noise(); }) return update.needs_noise();
+  return false;
+}
+template <class Map>
+SG_INLINE double Finish([[maybe_unused]] const Map& map, double sum) {
+  if constexpr (requires { map.Finish(sum); }) return map.Finish(sum);
+  return sum;
+}
+
+// An update in both types of arithmetic.
+template <template <class> class Update>
+class BothTypes {
+ public:
+  template <class Coefficients>
+  explicit BothTypes(const Coefficients& coefficients)
+      : single_(coefficients), twice_(coefficients) {}
+
+  // For parameters of type T.
+  template <class T>
+  const Update<Arithmetic<T>>& For() const {
+    if constexpr (std::is_same_v<T, double>) {
+      return twice_;
+    } else {
+      return single_;
+    }
+  }
+
+ private:
+  Update<float> single_;
+  Update<double> twice_;
 };
 
 // A parameter's value: its master, if the parameter is the rounded master.

@@ -26,13 +26,6 @@
 
 namespace torch_sgmcmc {
 
-struct SBPSPlaceCoefficients {
-  template <class Call>
-  explicit SBPSPlaceCoefficients(const Call& number) : time(number("time")) {}
-
-  double time;
-};
-
 // Arrays: theta, origin, direction A v.
 template <class Real>
 class SBPSPlaceUpdate {
@@ -40,11 +33,9 @@ class SBPSPlaceUpdate {
   static constexpr std::array<Role, 3> kRoles = {
       Role::kOutput, Role::kStatistic, Role::kStatistic};
 
-  explicit SBPSPlaceUpdate(const SBPSPlaceCoefficients& c)
-      : time_(static_cast<Real>(c.time)) {}
-
-  SG_HOST_DEVICE bool needs_noise() const { return false; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  template <class Call>
+  explicit SBPSPlaceUpdate(const Call& number)
+      : time_(static_cast<Real>(number("time"))) {}
 
   SG_INLINE void operator()(Real (&x)[3], Real /*xi*/) const {
     x[0] = Fma(time_, x[2], x[1]);
@@ -54,30 +45,15 @@ class SBPSPlaceUpdate {
   Real time_;
 };
 
-struct SBPSReflectCoefficients {
-  template <class Call>
-  explicit SBPSReflectCoefficients(const Call& number)
-      : weight_decay(number("weight_decay")),
-        scale(number("scale")),
-        gain(number("gain")),
-        prior_mean(number("prior_mean")) {}
-
-  double weight_decay;  // lambda / N
-  double scale;         // 1 / |v|
-  double gain;          // 2 (v . A g) / (|A g|^2 |v|)
-  double prior_mean;
-};
-
 // v <- scale v - gain A g. Arrays: theta, grad, v, A if preconditioned, and mu.
 template <class Real, bool preconditioned>
 class SBPSReflection : public PosteriorGradient<Real> {
  public:
-  explicit SBPSReflection(const SBPSReflectCoefficients& c)
-      : PosteriorGradient<Real>(c),
-        scale_(static_cast<Real>(c.scale)),
-        minus_gain_(static_cast<Real>(-c.gain)) {}
-
-  SG_HOST_DEVICE bool needs_noise() const { return false; }
+  template <class Call>
+  explicit SBPSReflection(const Call& number)
+      : PosteriorGradient<Real>(number("weight_decay"), number("prior_mean")),
+        scale_(static_cast<Real>(number("scale"))),
+        minus_gain_(static_cast<Real>(-number("gain"))) {}
 
   SG_INLINE void operator()(Real (&x)[preconditioned ? 5 : 4],
                             Real /*xi*/) const {
@@ -88,9 +64,8 @@ class SBPSReflection : public PosteriorGradient<Real> {
   }
 
  private:
-  Real scale_;
-  Real minus_gain_;
-  Real prior_mean_;
+  Real scale_;       // 1 / |v|
+  Real minus_gain_;  // -2 (v . A g) / (|A g|^2 |v|)
 };
 
 template <class Real>
@@ -110,18 +85,6 @@ class SBPSPreconditionedReflectUpdate : public SBPSReflection<Real, true> {
       Role::kPriorMean};
 };
 
-struct SBPSAdaptCoefficients {
-  template <class Call>
-  explicit SBPSAdaptCoefficients(const Call& number)
-      : weight_decay(number("weight_decay")),
-        decay(number("decay")),
-        prior_mean(number("prior_mean")) {}
-
-  double weight_decay;
-  double decay;
-  double prior_mean;
-};
-
 // V <- b V + (1 - b) g^2. Arrays: theta, grad, V, mu.
 template <class Real>
 class SBPSAdaptUpdate : public PosteriorGradient<Real> {
@@ -129,12 +92,11 @@ class SBPSAdaptUpdate : public PosteriorGradient<Real> {
   static constexpr std::array<Role, 4> kRoles = {
       Role::kGradient, Role::kGradient, Role::kState, Role::kPriorMean};
 
-  explicit SBPSAdaptUpdate(const SBPSAdaptCoefficients& c)
-      : PosteriorGradient<Real>(c),
-        decay_(static_cast<Real>(c.decay)),
-        weight_(static_cast<Real>(1 - c.decay)) {}
-
-  SG_HOST_DEVICE bool needs_noise() const { return false; }
+  template <class Call>
+  explicit SBPSAdaptUpdate(const Call& number)
+      : PosteriorGradient<Real>(number("weight_decay"), number("prior_mean")),
+        decay_(static_cast<Real>(number("decay"))),
+        weight_(static_cast<Real>(1 - number("decay"))) {}
 
   SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
     const Real g = this->Gradient(x[0], x[3], x[1]);
@@ -144,16 +106,6 @@ class SBPSAdaptUpdate : public PosteriorGradient<Real> {
  private:
   Real decay_;
   Real weight_;
-  Real prior_mean_;
-};
-
-struct SBPSPreconditionCoefficients {
-  template <class Call>
-  explicit SBPSPreconditionCoefficients(const Call& number)
-      : eps(number("eps")), scale(number("scale")) {}
-
-  double eps;
-  double scale;  // 1 / mean of 1 / (sqrt(V) + eps)
 };
 
 // A = scale / (sqrt(V) + eps) and A v. Arrays: V, v, A, A v.
@@ -163,11 +115,10 @@ class SBPSPreconditionUpdate {
   static constexpr std::array<Role, 4> kRoles = {
       Role::kStatistic, Role::kStatistic, Role::kState, Role::kState};
 
-  explicit SBPSPreconditionUpdate(const SBPSPreconditionCoefficients& c)
-      : eps_(static_cast<Real>(c.eps)), scale_(static_cast<Real>(c.scale)) {}
-
-  SG_HOST_DEVICE bool needs_noise() const { return false; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  template <class Call>
+  explicit SBPSPreconditionUpdate(const Call& number)
+      : eps_(static_cast<Real>(number("eps"))),
+        scale_(static_cast<Real>(number("scale"))) {}
 
   SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
     x[2] = scale_ / (sqrt(x[0]) + eps_);
@@ -176,7 +127,7 @@ class SBPSPreconditionUpdate {
 
  private:
   Real eps_;
-  Real scale_;
+  Real scale_;  // 1 / mean of 1 / (sqrt(V) + eps)
 };
 
 // (origin - mu) . A v and |A v|^2 of a line; two of a plan's arrays are the
@@ -204,7 +155,6 @@ class SBPSLineSums {
     return {(x[kOrigin] - x[kArrays]) * x[kDirection],
             x[kDirection] * x[kDirection]};
   }
-  SG_INLINE static double Finish(double sum) { return sum; }
 
  private:
   double prior_mean_;
@@ -229,7 +179,6 @@ class SBPSReflectionSums {
     if constexpr (preconditioned) g *= x[3];
     return {g * x[2], g * g, x[2] * x[2]};
   }
-  SG_INLINE static double Finish(double sum) { return sum; }
 
  private:
   double weight_decay_;
@@ -245,7 +194,6 @@ class SBPSPreconditionerSum {
   SG_INLINE double operator()(const double (&x)[1]) const {
     return 1 / (sqrt(x[0]) + eps_);
   }
-  SG_INLINE static double Finish(double sum) { return sum; }
 
  private:
   double eps_;
@@ -257,15 +205,12 @@ inline constexpr TensorListArg kOrigins{"origins", Role::kStatistic};
 inline constexpr ScalarArg kWeightDecay{"weight_decay", Domain::kNotNegative};
 inline constexpr ScalarArg kScale{"scale", Domain::kPositive};
 
-struct SBPSPlace {
+struct SBPSPlace : UpdatedBy<SBPSPlaceUpdate> {
   static constexpr OpSpec kSpec = {.op = "sbps_place_",
                                    .lists = {{"params", Role::kOutput},
                                              kOrigins,
                                              {"directions", Role::kStatistic}},
                                    .numbers = {{"time"}}};
-  using Coefficients = SBPSPlaceCoefficients;
-  template <class Real>
-  using Update = SBPSPlaceUpdate<Real>;
 };
 
 struct SBPSReflect {
@@ -277,32 +222,27 @@ struct SBPSReflect {
                 {"preconditioners", Role::kStatistic, /*is_optional=*/true}},
       .numbers = {kWeightDecay, kScale, {"gain"}},
       .has_prior_mean = true};
-  using Coefficients = SBPSReflectCoefficients;
 
   template <class Driver, class Plan, class Call>
   static void Apply(const Driver& driver, const Plan& /*plan*/,
                     const Call& call, const NoiseStream& none) {
-    const SBPSReflectCoefficients c(call);
     if (call.list("preconditioners").empty()) {
-      driver.template Apply<SBPSReflectUpdate>(c, none);
+      driver.template Apply<SBPSReflectUpdate>(call, none);
     } else {
-      driver.template Apply<SBPSPreconditionedReflectUpdate>(c, none);
+      driver.template Apply<SBPSPreconditionedReflectUpdate>(call, none);
     }
   }
 };
 
-struct SBPSAdapt {
+struct SBPSAdapt : UpdatedBy<SBPSAdaptUpdate> {
   static constexpr OpSpec kSpec = {
       .op = "sbps_adapt_",
       .lists = {kPositions, args::kGrads, {"square_averages", Role::kState}},
       .numbers = {kWeightDecay, args::kDecay},
       .has_prior_mean = true};
-  using Coefficients = SBPSAdaptCoefficients;
-  template <class Real>
-  using Update = SBPSAdaptUpdate<Real>;
 };
 
-struct SBPSPrecondition {
+struct SBPSPrecondition : UpdatedBy<SBPSPreconditionUpdate> {
   static constexpr OpSpec kSpec = {
       .op = "sbps_precondition_",
       .lists = {{"square_averages", Role::kStatistic},
@@ -310,9 +250,6 @@ struct SBPSPrecondition {
                 {"preconditioners", Role::kState},
                 {"directions", Role::kState}},
       .numbers = {args::kEps, kScale}};
-  using Coefficients = SBPSPreconditionCoefficients;
-  template <class Real>
-  using Update = SBPSPreconditionUpdate<Real>;
 };
 
 // SBPSReflect without a preconditioner, and the new line's sums, in one pass.
@@ -323,14 +260,12 @@ struct SBPSReflectSums {
       .numbers = {kWeightDecay, kScale, {"gain"}},
       .has_prior_mean = true,
       .sums = 2};
-  using Coefficients = SBPSReflectCoefficients;
 
   template <class Reducer, class Plan, class Call, class Tensor>
   static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
     using Line = SBPSLineSums</*kArrays=*/4, /*kOrigin=*/3, /*kDirection=*/2>;
     Reducer::template UpdateAndReduce<SBPSReflectUpdate>(
-        kSpec.op, plan, SBPSReflectCoefficients(call), Line(call("prior_mean")),
-        result);
+        kSpec.op, plan, call, Line(call("prior_mean")), result);
   }
 };
 
@@ -351,8 +286,7 @@ struct SBPSPreconditionSums {
   static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
     using Line = SBPSLineSums</*kArrays=*/5, /*kOrigin=*/4, /*kDirection=*/3>;
     Reducer::template UpdateAndReduce<SBPSPreconditionUpdate>(
-        kSpec.op, plan, SBPSPreconditionCoefficients(call),
-        Line(call("prior_mean")), result);
+        kSpec.op, plan, call, Line(call("prior_mean")), result);
   }
 };
 

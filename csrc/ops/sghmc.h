@@ -32,10 +32,11 @@ namespace torch_sgmcmc {
 // (docs/samplers/sghmc.md): with m = momentum, m lr g / (1 + m) - lr g = -lr g
 // / (1 + m), the part 1 / (1 + m) of its gradient and minibatch noise.
 
-struct SGHMCCoefficients : PriorCoefficients {
+struct SGHMCCoefficients {
   template <class Call>
   explicit SGHMCCoefficients(const Call& number)
-      : PriorCoefficients(number),
+      : weight_decay(WeightDecay(number)),
+        prior_mean(number("prior_mean")),
         lr(number("lr")),
         momentum(number("momentum")),
         scaled_temperature(2 * lr * number("temperature") / number("num_data")),
@@ -65,6 +66,8 @@ struct SGHMCCoefficients : PriorCoefficients {
     return std::max(0.0, (1 - momentum) - noise_estimate) * scaled_temperature;
   }
 
+  double weight_decay;
+  double prior_mean;
   double lr;
   double momentum;
   double scaled_temperature;  // 2 lr T / N
@@ -80,7 +83,7 @@ class SGHMCUpdate : public PosteriorGradient<Real> {
       Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
 
   explicit SGHMCUpdate(const SGHMCCoefficients& c)
-      : PosteriorGradient<Real>(c),
+      : PosteriorGradient<Real>(c.weight_decay, c.prior_mean),
         minus_lr_(static_cast<Real>(-c.lr)),
         momentum_(static_cast<Real>(c.momentum * c.momentum_scale)),
         noise_scale_(static_cast<Real>(std::sqrt(c.NoiseVariance()))),
@@ -111,7 +114,7 @@ class SGHMCNoiseAwareUpdate : public PosteriorGradient<Real> {
       Role::kPriorMean};
 
   explicit SGHMCNoiseAwareUpdate(const SGHMCCoefficients& c)
-      : PosteriorGradient<Real>(c),
+      : PosteriorGradient<Real>(c.weight_decay, c.prior_mean),
         minus_lr_(static_cast<Real>(-c.lr)),
         momentum_(static_cast<Real>(c.momentum * c.momentum_scale)),
         noise_variance_(static_cast<Real>(c.NoiseVariance())),
@@ -170,7 +173,6 @@ struct SGHMCStep {
                   args::kResampleEvery},
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
-  using Coefficients = SGHMCCoefficients;
 
   template <class Call>
   static std::string Refusal(const Call& call) {

@@ -17,22 +17,17 @@ class RootUpdate {
  public:
   static constexpr std::array<Role, 1> kRoles = {Role::kInPlace};
 
-  explicit RootUpdate(const NoCoefficients& /*none*/) {}
-
-  SG_HOST_DEVICE bool needs_noise() const { return false; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  template <class Call>
+  explicit RootUpdate(const Call& /*none*/) {}
 
   SG_INLINE void operator()(Real (&x)[1], Real /*xi*/) const {
     x[0] = SquareRoot(x[0]);
   }
 };
 
-struct SquareRoots {
+struct SquareRoots : UpdatedBy<RootUpdate> {
   static constexpr OpSpec kSpec = {.op = "square_root_",
                                    .lists = {{"tensors", Role::kInPlace}}};
-  using Coefficients = NoCoefficients;
-  template <class Real>
-  using Update = RootUpdate<Real>;
 };
 
 // The sum of the squares of all elements.
@@ -43,7 +38,6 @@ struct Square {
   SG_INLINE double operator()(const double (&x)[1]) const {
     return x[0] * x[0];
   }
-  SG_INLINE static double Finish(double sum) { return sum; }
 };
 
 struct SumOfSquares {

@@ -107,7 +107,6 @@ class TemperatureTerms {
       }
     }
   }
-  SG_INLINE static double Finish(double sum) { return sum; }
 
  private:
   TemperatureNumbers n_;
@@ -188,36 +187,14 @@ struct TemperatureSums {
   }
 
  private:
-  template <class Call, class Use>
+  // Calls use(pointer to the kind's terms).
+  template <int kKind = 0, class Call, class Use>
   static auto ForKind(const Call& call, const Use& use) {
-    const auto of = [&](auto kind) {
-      return use(
-          static_cast<const TemperatureTerms<decltype(kind)::value>*>(nullptr));
-    };
-    switch (static_cast<TemperatureSum>(call.integer("kind"))) {
-      case TemperatureSum::kLangevin:
-        return of(std::integral_constant<TemperatureSum,
-                                         TemperatureSum::kLangevin>());
-      case TemperatureSum::kPreconditioned:
-        return of(std::integral_constant<TemperatureSum,
-                                         TemperatureSum::kPreconditioned>());
-      case TemperatureSum::kMomentum:
-        return of(std::integral_constant<TemperatureSum,
-                                         TemperatureSum::kMomentum>());
-      case TemperatureSum::kThermostat:
-        return of(std::integral_constant<TemperatureSum,
-                                         TemperatureSum::kThermostat>());
-      case TemperatureSum::kNoise:
-        return of(
-            std::integral_constant<TemperatureSum, TemperatureSum::kNoise>());
-      case TemperatureSum::kPreconditionedNoise:
-        return of(
-            std::integral_constant<TemperatureSum,
-                                   TemperatureSum::kPreconditionedNoise>());
-      case TemperatureSum::kLattice:
-        break;
+    constexpr auto kTried = static_cast<TemperatureSum>(kKind);
+    if constexpr (kTried != kLastTemperatureSum) {
+      if (call.integer("kind") != kKind) return ForKind<kKind + 1>(call, use);
     }
-    return of(std::integral_constant<TemperatureSum, kLastTemperatureSum>());
+    return use(static_cast<const TemperatureTerms<kTried>*>(nullptr));
   }
 };
 

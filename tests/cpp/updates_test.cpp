@@ -130,10 +130,10 @@ TYPED_TEST(Updates, StateOfOtherSettings) {
                                     {"thermostat_scale", kThermostatScale}});
   const SGHMCUpdate<Real> sghmc{SGHMCCoefficients(scaled)};
   const SGHMCUpdate<Real> same_sghmc{SGHMCCoefficients(same)};
-  const BAOAUpdate<Real> baoa{BAOACoefficients(scaled)};
-  const BAOAUpdate<Real> same_baoa{BAOACoefficients(same)};
-  const SGNHTUpdate<Real> sgnht{SGNHTCoefficients(scaled)};
-  const SGNHTUpdate<Real> same_sgnht{SGNHTCoefficients(same)};
+  const BAOAUpdate<Real> baoa{scaled};
+  const BAOAUpdate<Real> same_baoa{same};
+  const SGNHTUpdate<Real> sgnht{scaled};
+  const SGNHTUpdate<Real> same_sgnht{same};
   for (const Inputs& in : RandomInputs()) {
     const Real v(in.v);
     const Real delta(in.statistic / 1024);
