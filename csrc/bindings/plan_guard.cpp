@@ -14,6 +14,7 @@
 
 namespace py = pybind11;
 
+namespace torch_sgmcmc {
 namespace {
 
 py::object Interned(const char* name) {
@@ -278,8 +279,7 @@ void BindPlanGuard(py::module_& m) {
       "packed_step",
       [](bool checks, int64_t seed, int64_t num_chains,
          const std::vector<Call>& calls) {
-        torch_sgmcmc::PackedStep step{
-            static_cast<int64_t>(checks), seed, num_chains, {}};
+        PackedStep step{static_cast<int64_t>(checks), seed, num_chains, {}};
         for (const auto& [op, has_means, lengths, offsets, rows, numbers] :
              calls) {
           step.calls.push_back({op, static_cast<int64_t>(has_means), lengths,
@@ -294,3 +294,5 @@ void BindPlanGuard(py::module_& m) {
       "The memory of int64[]: csrc/launch/packed_step.h. A call is (op, "
       "has_means, lengths, offsets, rows, numbers).");
 }
+
+}  // namespace torch_sgmcmc

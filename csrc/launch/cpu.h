@@ -4,16 +4,13 @@
 // inputs and noise alone, not on the number of threads.
 #pragma once
 
-#include <math.h>
 #include <string.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <tuple>
 #include <utility>
 
-#include "launch/elements.h"
 #include "launch/parallel.h"
 #include "launch/plan.h"
 #include "ops/roles.h"

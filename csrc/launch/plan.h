@@ -14,7 +14,6 @@
 #include <optional>
 #include <sstream>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "ops/op_spec.h"
@@ -28,8 +27,7 @@ using torch::stable::Tensor;
 using TensorList = std::vector<Tensor>;
 
 // Calls use(an element) for a parameter's dtype.
-template <class Use>
-void WithElement(ScalarType dtype, const Use& use) {
+void WithElement(ScalarType dtype, const auto& use) {
   switch (dtype) {
     case ScalarType::Double:
       return use(double{});

@@ -60,8 +60,7 @@ __global__ void __launch_bounds__(kBranches)
 // Reduces plans on a GPU.
 struct CudaReducer {
   // As CpuReducer's; `out` is on the plan's device.
-  template <class Map>
-  static void Reduce(const Plan& plan, const Map& map, int64_t num_chains,
+  static void Reduce(const Plan& plan, const auto& map, int64_t num_chains,
                      Tensor& out) {
     ReduceSegments(plan.device_index(), plan.segments(), map, num_chains, out,
                    static_cast<double*>(out.data_ptr()));

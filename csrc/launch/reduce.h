@@ -21,7 +21,6 @@
 #include <utility>
 #include <vector>
 
-#include "launch/elements.h"
 #include "launch/parallel.h"
 #include "launch/plan.h"
 #include "ops/roles.h"
@@ -243,8 +242,7 @@ double* RowOf(Tensor& out, int64_t row) {
 struct CpuReducer {
   // Writes every chain's sums to `out`, a float64 tensor: the first of all
   // chains, then the second.
-  template <class Map>
-  static void Reduce(const Plan& plan, const Map& map, int64_t num_chains,
+  static void Reduce(const Plan& plan, const auto& map, int64_t num_chains,
                      Tensor& out) {
     ReduceOnCpu(plan.segments(), map, num_chains,
                 static_cast<double*>(out.data_ptr()));

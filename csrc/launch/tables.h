@@ -5,10 +5,8 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -36,8 +34,7 @@ struct SegmentTable {
 static_assert(sizeof(SegmentTable) < 3900);
 
 // Calls use(row) for each row of a segment, as a segment.
-template <class Use>
-void ForEachRow(const Segment& s, const Use& use) {
+void ForEachRow(const Segment& s, const auto& use) {
   if (s.row == 0) return use(s);
   Segment row = s;
   row.numel = s.row;
@@ -53,9 +50,8 @@ void ForEachRow(const Segment& s, const Use& use) {
 }
 
 // Calls launch(table, blocks) for all segments of one dtype, with few tables.
-template <class Launch>
 void ForEachTable(const std::vector<Segment>& segments, ScalarType dtype,
-                  const Launch& launch) {
+                  const auto& launch) {
   constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
   SegmentTable table;
   int64_t blocks = 0;
@@ -86,8 +82,7 @@ void ForEachTable(const std::vector<Segment>& segments, ScalarType dtype,
 
 // Calls launch(element, table, blocks) for all segments, with few tables, each
 // of one dtype.
-template <class Launch>
-void ForEachTable(const std::vector<Segment>& segments, const Launch& launch) {
+void ForEachTable(const std::vector<Segment>& segments, const auto& launch) {
   for (const ScalarType dtype : {ScalarType::Double, ScalarType::Float,
                                  ScalarType::BFloat16, ScalarType::Half}) {
     WithElement(dtype, [&](auto element) {
@@ -156,8 +151,8 @@ SG_INLINE bool IsAligned(const void* data, int64_t origin) {
          0;
 }
 
-template <Role role, class T, class Update>
-SG_INLINE void LoadArgument([[maybe_unused]] const Update& update,
+template <Role role, class T>
+SG_INLINE void LoadArgument([[maybe_unused]] const auto& update,
                             const void* data, const void* masters,
                             const QuadSpan& span, bool whole,
                             Arithmetic<T> (&out)[4]) {

@@ -1,9 +1,9 @@
 // The operators behind the samplers as C++ functions, one line for each but
-// updates, whose calls are made of their rows (method.h).
+// updates, whose calls are made of their rows (method.cpp).
 //
 // They are what torch.ops.torch_sgmcmc.* are in Python, and take their
 // arguments in the order of their schemas. Autograd is not told of what they
-// change (see versions.h).
+// change (see BumpVersions).
 #pragma once
 
 #include <ATen/core/ATen_fwd.h>

@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdint>
 #include <string>
 
 #include "ops/op_spec.h"
@@ -36,8 +35,7 @@ class BAOAUpdate : public PosteriorGradient<Real> {
   static constexpr std::array<Role, 4> kRoles = {
       Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
 
-  template <class Call>
-  explicit BAOAUpdate(const Call& number)
+  explicit BAOAUpdate(const auto& number)
       : PosteriorGradient<Real>(number),
         minus_lr_(static_cast<Real>(-number("lr"))),
         momentum_(static_cast<Real>(number("momentum"))),
@@ -74,8 +72,7 @@ struct BAOAStep : UpdatedBy<BAOAUpdate> {
                   args::kNoiseEstimate, args::kMomentumScale},
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
-  template <class Call>
-  static std::string Refusal(const Call& call) {
+  static std::string Refusal(const auto& call) {
     const double friction = BAOAFriction(call("momentum"));
     const double estimate = call("noise_estimate");
     // Up to rounding.

@@ -39,8 +39,7 @@ class GaussianFill {
 
   explicit GaussianFill(const GaussianCoefficients& c)
       : std_(static_cast<Real>(c.std)), filter_(c.filter) {}
-  template <class Call>
-  explicit GaussianFill(const Call& number)
+  explicit GaussianFill(const auto& number)
       : GaussianFill(GaussianCoefficients(number("std"))) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return std_ != 0; }
@@ -59,8 +58,7 @@ struct Gaussian : UpdatedBy<GaussianFill> {
                                    .numbers = {{"std", Domain::kNotNegative}},
                                    .noise = Noise::kGiven};
   // With a device_step, `out` may keep its values.
-  template <class Call>
-  static Role Lead(const Call& call) {
+  static Role Lead(const auto& call) {
     return call->device_step ? Role::kParameter : Role::kOutput;
   }
 };

@@ -11,7 +11,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstdint>
 
 #include "ops/gaussian.h"
 #include "ops/op_spec.h"
@@ -26,8 +25,7 @@ namespace torch_sgmcmc {
 template <class Real>
 class Kicks {
  public:
-  template <class Call>
-  explicit Kicks(const Call& number)
+  explicit Kicks(const auto& number)
       : pull_(static_cast<Real>(-number("kick") * number("num_data"))),
         decay_(static_cast<Real>(-number("kick") * number("prior_precision"))),
         prior_mean_(static_cast<Real>(number("prior_mean"))) {}
@@ -52,8 +50,7 @@ class LeapfrogUpdate : public Kicks<Real> {
   static constexpr std::array<Role, 4> kRoles = {
       Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
 
-  template <class Call>
-  explicit LeapfrogUpdate(const Call& number)
+  explicit LeapfrogUpdate(const auto& number)
       : Kicks<Real>(number), drift_(static_cast<Real>(number("drift"))) {}
 
   SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
@@ -73,8 +70,7 @@ class LeapfrogMassUpdate : public Kicks<Real> {
       Role::kParameter, Role::kGradient, Role::kState, Role::kStatistic,
       Role::kPriorMean};
 
-  template <class Call>
-  explicit LeapfrogMassUpdate(const Call& number)
+  explicit LeapfrogMassUpdate(const auto& number)
       : Kicks<Real>(number), drift_(static_cast<Real>(number("drift"))) {}
 
   SG_INLINE void operator()(Real (&x)[5], Real /*xi*/) const {
@@ -108,8 +104,7 @@ class MomentumFill {
   static constexpr std::array<Role, 2> kRoles = {Role::kOutput,
                                                  Role::kStatistic};
 
-  template <class Call>
-  explicit MomentumFill(const Call& number)
+  explicit MomentumFill(const auto& number)
       : std_(static_cast<Real>(std::sqrt(number("temperature")))) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return true; }
@@ -161,9 +156,8 @@ struct HMCMomenta {
       .numbers = {args::kPositiveTemperature},
       .noise = Noise::kMomenta};
 
-  template <class Driver, class Plan, class Call>
-  static void Apply(const Driver& driver, const Plan& /*plan*/,
-                    const Call& call, const NoiseStream& stream) {
+  static void Apply(const auto& driver, const auto& /*plan*/, const auto& call,
+                    const NoiseStream& stream) {
     if (call.list("masses").empty()) {
       const GaussianCoefficients root(std::sqrt(call("temperature")));
       driver.template Apply<GaussianFill>(root, stream);
@@ -187,17 +181,12 @@ struct HMCLeapfrog {
                   args::kPriorPrecision},
       .has_prior_mean = true};
 
-  template <class Call>
-  static bool Moves(const Call& call) {
-    return call("drift") != 0;
-  }
-  template <class Call>
-  static Role Lead(const Call& call) {
+  static bool Moves(const auto& call) { return call("drift") != 0; }
+  static Role Lead(const auto& call) {
     return Moves(call) ? Role::kParameter : Role::kPosition;
   }
-  template <class Driver, class Plan, class Call>
-  static void Apply(const Driver& driver, const Plan& /*plan*/,
-                    const Call& call, const NoiseStream& none) {
+  static void Apply(const auto& driver, const auto& /*plan*/, const auto& call,
+                    const NoiseStream& none) {
     if (!Moves(call)) {
       driver.template Apply<KickUpdate>(call, none);
     } else if (call.list("masses").empty()) {
@@ -218,22 +207,18 @@ struct HMCEnergy {
       .has_prior_mean = true,
       .sums = kForEachChain};
 
-  template <class Reducer, class Plan, class Call, class Tensor>
-  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+  static void Reduce(const auto& call, const auto& sum) {
     const double precision = call("prior_precision");
     const double mean = call("prior_mean");
     const bool has_mass = !call.list("masses").empty();
-    const auto reduce = [&](const auto& map) {
-      Reducer::Reduce(plan, map, call->chains(), result);
-    };
     if (precision != 0 && has_mass) {
-      reduce(EnergyTerm<true, true>(precision, mean));
+      sum(EnergyTerm<true, true>(precision, mean));
     } else if (precision != 0) {
-      reduce(EnergyTerm<true, false>(precision, mean));
+      sum(EnergyTerm<true, false>(precision, mean));
     } else if (has_mass) {
-      reduce(EnergyTerm<false, true>(precision, mean));
+      sum(EnergyTerm<false, true>(precision, mean));
     } else {
-      reduce(EnergyTerm<false, false>(precision, mean));
+      sum(EnergyTerm<false, false>(precision, mean));
     }
   }
 };

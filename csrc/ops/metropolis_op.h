@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "host/index_chain.h"
@@ -43,10 +42,6 @@ inline Plan ChainSelection(const TensorList& tensors, const TensorList& others,
     Fail(kOp, "chosen is on another device than the tensors");
   }
   return plan;
-}
-
-inline int64_t BytesOf(ScalarType type) {
-  return type == ScalarType::Double ? 8 : type == ScalarType::Float ? 4 : 2;
 }
 
 }  // namespace torch_sgmcmc

@@ -1,10 +1,11 @@
+#include "ops/nonfinite.h"
+
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <atomic>
 
 #include "launch/parallel.h"
-#include "ops/nonfinite_op.h"
 #include "random/isa.h"
 
 #define SG_EACH_ISA "ops/nonfinite_loop.inl"
@@ -18,8 +19,7 @@ constexpr int64_t kGrainToCount = 10 * kGrain;
 
 // Calls check(element of the segment's type, segment, begin, end) for each
 // stretch.
-template <class Check>
-void ForEachStretch(const Plan& plan, const Check& check) {
+void ForEachStretch(const Plan& plan, const auto& check) {
   ParallelOverStretches(
       plan.segments(),
       [&](const Segment& s, int64_t begin, int64_t end) {

@@ -8,7 +8,7 @@
 
 #include "launch/cuda.cuh"
 #include "ops/fused_step.h"
-#include "ops/nonfinite_op.h"
+#include "ops/nonfinite.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -4,8 +4,6 @@
 //   g = grad + (lambda / N) (theta - mu).
 #pragma once
 
-#include <cstdint>
-
 #include "random/arithmetic.h"
 #include "random/macros.h"
 
@@ -13,14 +11,12 @@ namespace torch_sgmcmc {
 
 // lambda / N, from numbers by name: number("lr") of a NamedCall
 // (launch/call.h).
-template <class Call>
-double WeightDecay(const Call& number) {
+double WeightDecay(const auto& number) {
   return number("prior_precision") / number("num_data");
 }
 
 // lr T / N.
-template <class Call>
-double ScaledTemperature(const Call& number) {
+double ScaledTemperature(const auto& number) {
   return number("lr") * number("temperature") / number("num_data");
 }
 
@@ -31,8 +27,7 @@ class PosteriorGradient {
   PosteriorGradient(double weight_decay, double prior_mean)
       : weight_decay_(static_cast<Real>(weight_decay)),
         prior_mean_(static_cast<Real>(prior_mean)) {}
-  template <class Call>
-  explicit PosteriorGradient(const Call& number)
+  explicit PosteriorGradient(const auto& number)
       : PosteriorGradient(WeightDecay(number), number("prior_mean")) {}
 
   SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdint>
 
 #include "ops/op_spec.h"
 #include "ops/posterior_gradient.h"
@@ -34,8 +33,7 @@ inline double LeastRoot(double eps, double lr, double weight_decay) {
   return std::max(eps, 10 * lr * weight_decay);
 }
 
-template <class Call>
-double LeastRoot(const Call& number) {
+double LeastRoot(const auto& number) {
   return LeastRoot(number("eps"), number("lr"), WeightDecay(number));
 }
 
@@ -43,8 +41,7 @@ double LeastRoot(const Call& number) {
 template <class Real>
 class PSGLDMove {
  public:
-  template <class Call>
-  explicit PSGLDMove(const Call& number)
+  explicit PSGLDMove(const auto& number)
       : minus_lr_(static_cast<Real>(-number("lr"))),
         weight_decay_(static_cast<Real>(WeightDecay(number))),
         noise_scale_(
@@ -96,8 +93,7 @@ class PSGLDAdaptingUpdate : public PSGLDMove<Real> {
   static constexpr std::array<Role, 4> kRoles = {
       Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
 
-  template <class Call>
-  explicit PSGLDAdaptingUpdate(const Call& number)
+  explicit PSGLDAdaptingUpdate(const auto& number)
       : PSGLDMove<Real>(number),
         eps_(static_cast<Real>(LeastRoot(number))),
         decay_(static_cast<Real>(number("decay"))),
@@ -125,8 +121,7 @@ class PSGLDCorrectedUpdate : public PSGLDMove<Real> {
       Role::kParameter, Role::kGradient, Role::kState,
       Role::kState,     Role::kGradient, Role::kPriorMean};
 
-  template <class Call>
-  explicit PSGLDCorrectedUpdate(const Call& number)
+  explicit PSGLDCorrectedUpdate(const auto& number)
       : PSGLDMove<Real>(number),
         eps_(static_cast<Real>(LeastRoot(number))),
         decay_(static_cast<Real>(number("decay"))),
@@ -181,9 +176,8 @@ struct PSGLDStep {
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
 
-  template <class Driver, class Plan, class Call>
-  static void Apply(const Driver& driver, const Plan& /*plan*/,
-                    const Call& call, const NoiseStream& stream) {
+  static void Apply(const auto& driver, const auto& /*plan*/, const auto& call,
+                    const NoiseStream& stream) {
     if (call.list("sensitivities").empty()) {
       driver.template Apply<PSGLDAdaptingUpdate>(call, stream);
     } else {

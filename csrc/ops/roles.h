@@ -16,7 +16,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -97,19 +96,16 @@ constexpr bool kTakesUniforms = requires {
 
 // Optional functions of an update: the steps that it leaves out, and whether it
 // reads noise; and of a map, a sum's result.
-template <class Update>
-SG_INLINE bool Skips([[maybe_unused]] const Update& update,
+SG_INLINE bool Skips([[maybe_unused]] const auto& update,
                      [[maybe_unused]] uint64_t step) {
   if constexpr (requires { update.skips(step); }) return update.skips(step);
   return false;
 }
-template <class Update>
-SG_INLINE bool NeedsNoise([[maybe_unused]] const Update& update) {
+SG_INLINE bool NeedsNoise([[maybe_unused]] const auto& update) {
   if constexpr (requires { update.needs_noise(); }) return update.needs_noise();
   return false;
 }
-template <class Map>
-SG_INLINE double Finish([[maybe_unused]] const Map& map, double sum) {
+SG_INLINE double Finish([[maybe_unused]] const auto& map, double sum) {
   if constexpr (requires { map.Finish(sum); }) return map.Finish(sum);
   return sum;
 }
@@ -118,8 +114,7 @@ SG_INLINE double Finish([[maybe_unused]] const Map& map, double sum) {
 template <template <class> class Update>
 class BothTypes {
  public:
-  template <class Coefficients>
-  explicit BothTypes(const Coefficients& coefficients)
+  explicit BothTypes(const auto& coefficients)
       : single_(coefficients), twice_(coefficients) {}
 
   // For parameters of type T.

@@ -15,7 +15,6 @@
 
 #include <array>
 #include <cstddef>
-#include <cstdint>
 
 #include "ops/op_spec.h"
 #include "ops/posterior_gradient.h"
@@ -33,8 +32,7 @@ class SBPSPlaceUpdate {
   static constexpr std::array<Role, 3> kRoles = {
       Role::kOutput, Role::kStatistic, Role::kStatistic};
 
-  template <class Call>
-  explicit SBPSPlaceUpdate(const Call& number)
+  explicit SBPSPlaceUpdate(const auto& number)
       : time_(static_cast<Real>(number("time"))) {}
 
   SG_INLINE void operator()(Real (&x)[3], Real /*xi*/) const {
@@ -49,8 +47,7 @@ class SBPSPlaceUpdate {
 template <class Real, bool preconditioned>
 class SBPSReflection : public PosteriorGradient<Real> {
  public:
-  template <class Call>
-  explicit SBPSReflection(const Call& number)
+  explicit SBPSReflection(const auto& number)
       : PosteriorGradient<Real>(number("weight_decay"), number("prior_mean")),
         scale_(static_cast<Real>(number("scale"))),
         minus_gain_(static_cast<Real>(-number("gain"))) {}
@@ -92,8 +89,7 @@ class SBPSAdaptUpdate : public PosteriorGradient<Real> {
   static constexpr std::array<Role, 4> kRoles = {
       Role::kGradient, Role::kGradient, Role::kState, Role::kPriorMean};
 
-  template <class Call>
-  explicit SBPSAdaptUpdate(const Call& number)
+  explicit SBPSAdaptUpdate(const auto& number)
       : PosteriorGradient<Real>(number("weight_decay"), number("prior_mean")),
         decay_(static_cast<Real>(number("decay"))),
         weight_(static_cast<Real>(1 - number("decay"))) {}
@@ -115,8 +111,7 @@ class SBPSPreconditionUpdate {
   static constexpr std::array<Role, 4> kRoles = {
       Role::kStatistic, Role::kStatistic, Role::kState, Role::kState};
 
-  template <class Call>
-  explicit SBPSPreconditionUpdate(const Call& number)
+  explicit SBPSPreconditionUpdate(const auto& number)
       : eps_(static_cast<Real>(number("eps"))),
         scale_(static_cast<Real>(number("scale"))) {}
 
@@ -223,9 +218,8 @@ struct SBPSReflect {
       .numbers = {kWeightDecay, kScale, {"gain"}},
       .has_prior_mean = true};
 
-  template <class Driver, class Plan, class Call>
-  static void Apply(const Driver& driver, const Plan& /*plan*/,
-                    const Call& call, const NoiseStream& none) {
+  static void Apply(const auto& driver, const auto& /*plan*/, const auto& call,
+                    const NoiseStream& none) {
     if (call.list("preconditioners").empty()) {
       driver.template Apply<SBPSReflectUpdate>(call, none);
     } else {
@@ -261,11 +255,9 @@ struct SBPSReflectSums {
       .has_prior_mean = true,
       .sums = 2};
 
-  template <class Reducer, class Plan, class Call, class Tensor>
-  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+  static void Reduce(const auto& call, const auto& sum) {
     using Line = SBPSLineSums</*kArrays=*/4, /*kOrigin=*/3, /*kDirection=*/2>;
-    Reducer::template UpdateAndReduce<SBPSReflectUpdate>(
-        kSpec.op, plan, call, Line(call("prior_mean")), result);
+    sum.template After<SBPSReflectUpdate>(Line(call("prior_mean")));
   }
 };
 
@@ -282,11 +274,9 @@ struct SBPSPreconditionSums {
       .has_prior_mean = true,
       .sums = 2};
 
-  template <class Reducer, class Plan, class Call, class Tensor>
-  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+  static void Reduce(const auto& call, const auto& sum) {
     using Line = SBPSLineSums</*kArrays=*/5, /*kOrigin=*/4, /*kDirection=*/3>;
-    Reducer::template UpdateAndReduce<SBPSPreconditionUpdate>(
-        kSpec.op, plan, call, Line(call("prior_mean")), result);
+    sum.template After<SBPSPreconditionUpdate>(Line(call("prior_mean")));
   }
 };
 
@@ -297,10 +287,9 @@ struct SBPSSumsOfLine {
       .has_prior_mean = true,
       .sums = 2};
 
-  template <class Reducer, class Plan, class Call, class Tensor>
-  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+  static void Reduce(const auto& call, const auto& sum) {
     using Line = SBPSLineSums</*kArrays=*/2, /*kOrigin=*/0, /*kDirection=*/1>;
-    Reducer::Reduce(plan, Line(call("prior_mean")), /*num_chains=*/1, result);
+    sum(Line(call("prior_mean")));
   }
 };
 
@@ -315,17 +304,11 @@ struct SBPSSumsOfReflection {
       .has_prior_mean = true,
       .sums = 3};
 
-  template <class Reducer, class Plan, class Call, class Tensor>
-  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
-    const auto reduce = [&](const auto& map) {
-      Reducer::Reduce(plan, map, /*num_chains=*/1, result);
-    };
+  static void Reduce(const auto& call, const auto& sum) {
     if (call.list("preconditioners").empty()) {
-      reduce(
-          SBPSReflectionSums<false>(call("weight_decay"), call("prior_mean")));
+      sum(SBPSReflectionSums<false>(call("weight_decay"), call("prior_mean")));
     } else {
-      reduce(
-          SBPSReflectionSums<true>(call("weight_decay"), call("prior_mean")));
+      sum(SBPSReflectionSums<true>(call("weight_decay"), call("prior_mean")));
     }
   }
 };
@@ -337,10 +320,8 @@ struct SBPSSumOfPreconditioner {
       .numbers = {args::kEps},
       .sums = 1};
 
-  template <class Reducer, class Plan, class Call, class Tensor>
-  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
-    Reducer::Reduce(plan, SBPSPreconditionerSum(call("eps")), /*num_chains=*/1,
-                    result);
+  static void Reduce(const auto& call, const auto& sum) {
+    sum(SBPSPreconditionerSum(call("eps")));
   }
 };
 

@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -33,8 +32,7 @@ namespace torch_sgmcmc {
 // / (1 + m), the part 1 / (1 + m) of its gradient and minibatch noise.
 
 struct SGHMCCoefficients {
-  template <class Call>
-  explicit SGHMCCoefficients(const Call& number)
+  explicit SGHMCCoefficients(const auto& number)
       : weight_decay(WeightDecay(number)),
         prior_mean(number("prior_mean")),
         lr(number("lr")),
@@ -174,8 +172,7 @@ struct SGHMCStep {
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
 
-  template <class Call>
-  static std::string Refusal(const Call& call) {
+  static std::string Refusal(const auto& call) {
     const double friction = 1 - call("momentum");
     const double estimate = call("noise_estimate");
     // momentum 0.9 and noise_estimate 0.1 add up to 1 only after rounding.
@@ -184,8 +181,8 @@ struct SGHMCStep {
            " (must not exceed the friction 1 - momentum = " +
            std::to_string(friction) + ")";
   }
-  template <class Driver, class Plan, class Call>
-  static void Apply(const Driver& driver, const Plan& plan, const Call& call,
+  template <class Driver, class Plan>
+  static void Apply(const Driver& driver, const Plan& plan, const auto& call,
                     const NoiseStream& stream) {
     const SGHMCCoefficients c(call);
     const auto update =

@@ -8,7 +8,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstdint>
 
 #include "ops/op_spec.h"
 #include "ops/posterior_gradient.h"
@@ -24,8 +23,7 @@ class SGLDUpdate : public PosteriorGradient<Real> {
   static constexpr std::array<Role, 3> kRoles = {
       Role::kParameter, Role::kGradient, Role::kPriorMean};
 
-  template <class Call>
-  explicit SGLDUpdate(const Call& number)
+  explicit SGLDUpdate(const auto& number)
       : PosteriorGradient<Real>(number),
         minus_lr_(static_cast<Real>(-number("lr"))),
         noise_scale_(static_cast<Real>(std::sqrt(

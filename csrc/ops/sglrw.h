@@ -10,7 +10,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstdint>
 
 #include "ops/op_spec.h"
 #include "ops/posterior_gradient.h"
@@ -27,8 +26,7 @@ class SGLRWUpdate : public PosteriorGradient<Real> {
   static constexpr std::array<Role, 3> kRoles = {
       Role::kParameter, Role::kGradient, Role::kPriorMean};
 
-  template <class Call>
-  explicit SGLRWUpdate(const Call& number)
+  explicit SGLRWUpdate(const auto& number)
       : PosteriorGradient<Real>(number),
         minus_lr_(static_cast<Real>(-number("lr"))),
         delta_(static_cast<Real>(std::sqrt(

@@ -14,7 +14,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstdint>
 
 #include "ops/op_spec.h"
 #include "ops/posterior_gradient.h"
@@ -25,8 +24,7 @@
 namespace torch_sgmcmc {
 
 // kappa. Without momentum in equilibrium the thermostat rests.
-template <class Call>
-double ThermostatRate(const Call& number) {
+double ThermostatRate(const auto& number) {
   return ScaledTemperature(number) > 0 ? number("thermostat_rate") : 0;
 }
 
@@ -37,8 +35,7 @@ class SGNHTUpdate : public PosteriorGradient<Real> {
       Role::kParameter, Role::kGradient, Role::kState, Role::kState,
       Role::kPriorMean};
 
-  template <class Call>
-  explicit SGNHTUpdate(const Call& number)
+  explicit SGNHTUpdate(const auto& number)
       : PosteriorGradient<Real>(number),
         minus_lr_(static_cast<Real>(-number("lr"))),
         momentum_(static_cast<Real>(number("momentum"))),

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
 
 #include "ops/op_spec.h"
 #include "ops/roles.h"
@@ -17,8 +16,7 @@ class RootUpdate {
  public:
   static constexpr std::array<Role, 1> kRoles = {Role::kInPlace};
 
-  template <class Call>
-  explicit RootUpdate(const Call& /*none*/) {}
+  explicit RootUpdate(const auto& /*none*/) {}
 
   SG_INLINE void operator()(Real (&x)[1], Real /*xi*/) const {
     x[0] = SquareRoot(x[0]);
@@ -45,10 +43,7 @@ struct SumOfSquares {
                                    .lists = {{"tensors", Role::kGradient}},
                                    .sums = kOneNumber};
 
-  template <class Reducer, class Plan, class Call, class Tensor>
-  static void Reduce(const Plan& plan, const Call& /*call*/, Tensor& result) {
-    Reducer::Reduce(plan, Square(), /*num_chains=*/1, result);
-  }
+  static void Reduce(const auto& /*call*/, const auto& sum) { sum(Square()); }
 };
 
 }  // namespace torch_sgmcmc

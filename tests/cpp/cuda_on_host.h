@@ -14,7 +14,7 @@
 #include "launch/plan.h"
 #include "launch/reduce.h"
 #include "launch/tables.h"
-#include "ops/nonfinite_op.h"
+#include "ops/nonfinite.h"
 #include "random/counter.h"
 
 namespace torch_sgmcmc::cuda_on_host {

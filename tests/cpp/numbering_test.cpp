@@ -237,20 +237,23 @@ TEST(StateDict, HasRangesOfItsOwn) {
             "Invalid state_dict: param group 0 was saved for parameters of "
             "other sizes ([4], expected [3])");
   EXPECT_EQ(refused(1, "offsets", list({128, 512})),
-            "Invalid state_dict: param group 1 has 2 offsets for 1 parameters");
+            "Invalid state_dict: param group 1 has 2 offsets, expected 1");
   EXPECT_EQ(refused(1, "offsets", list({-128})),
             "Invalid offsets: -128 (must be >= 0)");
-  EXPECT_EQ(refused(1, "offsets", list({130})),
-            "Invalid offsets: 130 in param group 1 (must be multiples of 128)");
+  EXPECT_EQ(
+      refused(1, "offsets", list({130})),
+      "Invalid offsets: 130 in param group 1 (must be a multiple of 128)");
   EXPECT_EQ(refused(1, "offsets", list({0})),
-            "Invalid offsets: the range [0, 128) reaches beyond 0 (each "
-            "parameter needs one of its own, before next_offset = 384)");
-  EXPECT_EQ(refused(1, "offsets", list({256})),
-            "Invalid offsets: the range [256, 512) reaches beyond 384 (each "
-            "parameter needs one of its own, before next_offset = 384)");
-  EXPECT_EQ(refused(0, "next_offset", int64_t{256}),
-            "Invalid offsets: the range [128, 384) reaches beyond 256 (each "
-            "parameter needs one of its own, before next_offset = 256)");
+            "Invalid offsets: elements [0, 128) reach beyond 0 (each parameter "
+            "needs its own, before next_offset = 384)");
+  EXPECT_EQ(
+      refused(1, "offsets", list({256})),
+      "Invalid offsets: elements [256, 512) reach beyond 384 (each parameter "
+      "needs its own, before next_offset = 384)");
+  EXPECT_EQ(
+      refused(0, "next_offset", int64_t{256}),
+      "Invalid offsets: elements [128, 384) reach beyond 256 (each parameter "
+      "needs its own, before next_offset = 256)");
   EXPECT_EQ(refused(0, "next_offset", int64_t{1} << 62),
             "Invalid next_offset: 4611686018427387904 (must be in [0, 2^62))");
   EXPECT_TRUE(SameValues(Snapshot(sampler, params), before));
