@@ -50,18 +50,6 @@ py::bytearray BytesOf(const std::vector<int64_t>& numbers) {
           numbers.size() * sizeof(int64_t)};
 }
 
-const char* NameOf(Start start) {
-  switch (start) {
-    case Start::kZeros:
-      return "zeros";
-    case Start::kStationary:
-      return "stationary";
-    case Start::kCustom:
-      break;
-  }
-  return "";
-}
-
 py::dict AsDict(const ScalarArg& number) {
   const Range range = RangeOf(number.domain);
   py::dict item;
@@ -75,6 +63,7 @@ py::dict AsDict(const ScalarArg& number) {
 }
 
 py::dict AsDict(const OpSpec& spec) {
+  constexpr const char* kStarts[] = {"", "zeros", "stationary"};
   py::list lists;
   for (const TensorListArg& list : spec.lists) {
     py::dict item;
@@ -83,7 +72,7 @@ py::dict AsDict(const OpSpec& spec) {
     item["is_master"] = list.role == Role::kMaster;
     item["is_in_arithmetic_type"] = IsInArithmeticType(list.role);
     item["key"] = list.key == nullptr ? "" : list.key;
-    item["start"] = NameOf(list.start);
+    item["start"] = kStarts[static_cast<int>(list.start)];
     lists.append(item);
   }
   py::list numbers;

@@ -97,7 +97,6 @@ class PlanGuard {
     }
   }
 
-  // True if all hyperparameters are unchanged.
   bool HasSameValues() const {
     for (const Group& group : groups_) {
       for (const auto& [key, value] : group.values) {
@@ -108,7 +107,6 @@ class PlanGuard {
     return true;
   }
 
-  // Records the present hyperparameters.
   void Note() {
     for (Group& group : groups_) {
       for (auto& [key, value] : group.values) {

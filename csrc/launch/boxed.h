@@ -45,7 +45,6 @@ void CheckCall(const Call& call) {
   }
 }
 
-// A checked update.
 class PreparedUpdate {
  public:
   virtual ~PreparedUpdate() = default;

@@ -157,21 +157,18 @@ PackedStep Unpacked(const char* op, const char* name, const Tensor& packed) {
   }
 }
 
-PackedTensors::PackedTensors(const char* op, const TensorList& params,
-                             const TensorList& grads, const TensorList& state)
-    : op_(op), params_(params), grads_(grads), state_(state) {}
-
-TensorList PackedTensors::Take(const TensorList& tensors, int64_t& taken,
-                               int64_t length) {
+TensorList PackedTensors::Source::Take(const char* op, int64_t length) {
   const auto begin = tensors.begin() + taken;
   if (length < 0 || length > tensors.end() - begin) {
-    const char* name = "state";
-    if (&tensors == &params_) name = "params";
-    if (&tensors == &grads_) name = "grads";
-    Fail(op_, name, " has fewer tensors than packed says");
+    Fail(op, name, " has fewer tensors than packed says");
   }
   taken += length;
   return {begin, begin + length};
+}
+
+void PackedTensors::Source::CheckIsEmpty(const char* op) const {
+  if (taken == static_cast<int64_t>(tensors.size())) return;
+  Fail(op, name, " has more tensors than packed says");
 }
 
 Call PackedTensors::Next(const OpSpec& spec, const PackedCall& packed) {
@@ -186,13 +183,13 @@ Call PackedTensors::Next(const OpSpec& spec, const PackedCall& packed) {
   }
   Call call(spec);
   const auto length = static_cast<int64_t>(packed.offsets.size());
-  call.lists[0] = Take(params_, num_params_, length);
-  call.lists[1] = Take(grads_, num_grads_, length);
+  call.lists[0] = params_.Take(op_, length);
+  call.lists[1] = grads_.Take(op_, length);
   for (size_t i = 0; i < packed.lengths.size(); ++i) {
-    call.lists[kFirst + i] = Take(state_, num_state_, packed.lengths[i]);
+    call.lists[kFirst + i] = state_.Take(op_, packed.lengths[i]);
   }
   if (packed.has_means != 0) {
-    call.prior_means = Take(state_, num_state_, length);
+    call.prior_means = state_.Take(op_, length);
   }
   for (size_t i = 0; i < spec.numbers.count; ++i) {
     const double number = packed.numbers[i];
@@ -215,14 +212,9 @@ Call PackedTensors::Next(const OpSpec& spec, const PackedCall& packed) {
 }
 
 void PackedTensors::CheckIsEmpty() const {
-  const auto check = [&](const TensorList& tensors, int64_t taken,
-                         const char* name) {
-    if (taken == static_cast<int64_t>(tensors.size())) return;
-    Fail(op_, name, " has more tensors than packed says");
-  };
-  check(params_, num_params_, "params");
-  check(grads_, num_grads_, "grads");
-  check(state_, num_state_, "state");
+  for (const Source* source : {&params_, &grads_, &state_}) {
+    source->CheckIsEmpty(op_);
+  }
 }
 
 }  // namespace torch_sgmcmc

@@ -147,7 +147,11 @@ PackedStep Unpacked(const char* op, const char* name, const Tensor& packed);
 class PackedTensors {
  public:
   PackedTensors(const char* op, const TensorList& params,
-                const TensorList& grads, const TensorList& state);
+                const TensorList& grads, const TensorList& state)
+      : op_(op),
+        params_{"params", params},
+        grads_{"grads", grads},
+        state_{"state", state} {}
 
   // The next call: `state` has its lists after the first two, then prior means.
   // Throws std::runtime_error if these do not fit.
@@ -156,15 +160,19 @@ class PackedTensors {
   void CheckIsEmpty() const;
 
  private:
-  TensorList Take(const TensorList& tensors, int64_t& taken, int64_t length);
+  struct Source {
+    TensorList Take(const char* op, int64_t length);
+    void CheckIsEmpty(const char* op) const;
+
+    const char* name;
+    const TensorList& tensors;
+    int64_t taken = 0;
+  };
 
   const char* op_;
-  const TensorList& params_;
-  const TensorList& grads_;
-  const TensorList& state_;
-  int64_t num_params_ = 0;
-  int64_t num_grads_ = 0;
-  int64_t num_state_ = 0;
+  Source params_;
+  Source grads_;
+  Source state_;
 };
 
 }  // namespace torch_sgmcmc

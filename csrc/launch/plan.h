@@ -82,7 +82,6 @@ struct Segment {
   int64_t chain;       // the chain of a separated segment
 };
 
-// A chain's part of a segment.
 inline Segment OfChain(const Segment& s, int64_t chain) {
   Segment own = s;
   own.numel = s.numel / s.num_chains;
@@ -95,14 +94,12 @@ inline Segment OfChain(const Segment& s, int64_t chain) {
   return own;
 }
 
-// The element index of a segment's element.
 inline uint64_t IndexOf(const Segment& s, int64_t position) {
   if (s.row == 0) return s.offset + static_cast<uint64_t>(position);
   const int64_t k = position / s.row;
   return s.offset + static_cast<uint64_t>(k * (s.pitch - s.row) + position);
 }
 
-// The end of an element's row.
 inline int64_t RowEnd(const Segment& s, int64_t position) {
   return s.row == 0 ? s.numel : (position / s.row + 1) * s.row;
 }

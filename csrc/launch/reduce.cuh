@@ -57,7 +57,6 @@ __global__ void __launch_bounds__(kBranches)
   if (b == 0) out[row] = Finish(map, branches[0]);
 }
 
-// Reduces plans on a GPU.
 struct CudaReducer {
   // As CpuReducer's; `out` is on the plan's device.
   static void Reduce(const Plan& plan, const auto& map, int64_t num_chains,

@@ -59,19 +59,13 @@ SG_INLINE double LoadAsDouble(const Map& map, void* const* data, int64_t i) {
       static_cast<const Stored<kRole, T>*>(array), i);
 }
 
-template <class Result>
-struct TermsOf {
-  using Type = Result;
-};
-template <>
-struct TermsOf<double> {
-  using Type = std::array<double, 1>;
-};
-
 // A map's terms.
 template <class Map>
-using Terms = typename TermsOf<
-    std::invoke_result_t<const Map&, const double (&)[kArguments<Map>]>>::Type;
+using TermsOfMap =
+    std::invoke_result_t<const Map&, const double (&)[kArguments<Map>]>;
+template <class Map>
+using Terms = std::conditional_t<std::is_same_v<TermsOfMap<Map>, double>,
+                                 std::array<double, 1>, TermsOfMap<Map>>;
 
 template <class Map>
 constexpr size_t kSums = std::tuple_size_v<Terms<Map>>;
@@ -238,7 +232,6 @@ double* RowOf(Tensor& out, int64_t row) {
          row * static_cast<int64_t>(kSums<Map>);
 }
 
-// Reduces plans on the CPU.
 struct CpuReducer {
   // Writes every chain's sums to `out`, a float64 tensor: the first of all
   // chains, then the second.

@@ -45,7 +45,6 @@ Count Sum(const Count& a, const Count& b) {
   return {0, a.device + b.device.to(a.device.device())};
 }
 
-// Clears gradients, and calls the closure.
 torch::Tensor FreshGradients(std::vector<ParamGroup>& groups,
                              const LossClosure& closure) {
   for (auto& group : groups) {

@@ -35,7 +35,6 @@ c10::IValue WholeIfData(std::string_view name, const c10::IValue& value) {
   return static_cast<int64_t>(number);
 }
 
-// Reads a hyperparameter from a state dict.
 c10::IValue ReadSetting(const Setting& row, const c10::IValue& value) {
   if (row.optional && value.isNone()) return value;
   switch (row.kind) {

@@ -224,7 +224,6 @@ class SamplerImpl {
   void update_by(
       const char* op, const TensorLists& lists,
       std::initializer_list<std::pair<std::string_view, double>> instead = {});
-  // Counts a skipped step.
   void skip_step();
 
   // Throws unless all groups are known, valid, and have equal shared values.
@@ -237,7 +236,6 @@ class SamplerImpl {
   // Throws if options are out of range; unchanged options are not checked
   // again.
   void check(const OptionValues& options) const;
-  // The policy of all groups.
   std::string nonfinite() const;
   // True if lr is 0 in all groups.
   bool rests() const;
@@ -282,7 +280,6 @@ class SamplerImpl {
   void finish_rescaling(const std::vector<TensorLists>& lists);
   void rescale_now(std::vector<TensorLists>& lists);
 
-  // For state dicts.
   struct Loaded;
   void check_saved_groups(const c10::IValue& theirs) const;
   Loaded read(const c10::IValue& theirs, const StateDict& state) const;
@@ -311,7 +308,6 @@ class SamplerImpl {
   std::vector<const void*> moved_;
   // True if momenta are rescaled.
   bool keeps_momenta_ = false;
-  // The operators of updates.
   std::vector<Method> methods_;
 
   bool has_warned_of_no_gradient_ = false;

@@ -420,7 +420,6 @@ std::unique_ptr<SamplerParamState> SamplerImpl::read_state(
   return state;
 }
 
-// Reads a saved group into options, progress and `chain`.
 void SamplerImpl::read_group(const StateDict& saved, size_t index,
                              OptionValues& options, NamedValues& progress,
                              ChainState& chain) const {
@@ -456,7 +455,6 @@ void SamplerImpl::read_group(const StateDict& saved, size_t index,
   chain.num_chains = chains_with_seeds(options);
 }
 
-// Reads the prior means of a saved group.
 void SamplerImpl::read_means(
     const StateDict& state, size_t group, const std::vector<int64_t>& indices,
     std::unordered_map<const void*, at::Tensor>& means) const {

@@ -411,11 +411,9 @@ std::shared_ptr<Trajectory> SBPSImpl::trajectory_now(NamedValues& progress,
                                                      BounceClock& clock) {
   const OptionValues& options = options_of(0);
   std::vector<double> target = {options.num_data(), options.temperature()};
-  for (size_t i = 0; i < groups().size(); ++i) {
-    target.push_back(options_of(i).prior_precision());
-  }
   std::vector<double> means;
   for (size_t i = 0; i < groups().size(); ++i) {
+    target.push_back(options_of(i).prior_precision());
     means.push_back(options_of(i).prior_mean());
   }
   // As in Python: only if one is not 0.
@@ -457,7 +455,6 @@ std::shared_ptr<Trajectory> SBPSImpl::trajectory_now(NamedValues& progress,
   return trajectory;
 }
 
-// Stores a trajectory in the parameters' state.
 void SBPSImpl::remember(const Trajectory& trajectory) {
   states().clear();
   for (const TrajectoryPart& part : trajectory.parts()) {
@@ -494,18 +491,15 @@ void SBPS::remove_sample_hook(int64_t key) {
 SBPSDiagnostics SBPS::diagnostics() const {
   const NamedValues& o = static_cast<SBPSImpl&>(impl()).counts();
   const auto time = o.get<double>("trajectory_time");
-  const auto bounces = o.get<int64_t>("num_bounces");
-  const auto refreshments = o.get<int64_t>("num_refreshments");
-  const auto b = static_cast<double>(bounces);
-  const auto p = o.get<double>("num_proposals");
-  const auto r = static_cast<double>(refreshments);
+  const auto proposals = o.get<double>("num_proposals");
+  const auto bounces = o.get<double>("num_bounces");
   return {time,
-          bounces,
-          refreshments,
-          Ratio(b, time),
-          Ratio(p, b),
-          Ratio(o.get<double>("num_violations"), p),
-          Ratio(time, b + r)};
+          o.get<int64_t>("num_bounces"),
+          o.get<int64_t>("num_refreshments"),
+          Ratio(bounces, time),
+          Ratio(proposals, bounces),
+          Ratio(o.get<double>("num_violations"), proposals),
+          Ratio(time, bounces + o.get<double>("num_refreshments"))};
 }
 
 }  // namespace torch_sgmcmc

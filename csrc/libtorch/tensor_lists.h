@@ -96,7 +96,6 @@ const OpSpec& OpSpecNamed(std::string_view op);
 // The keys of a spec's state, the master's last.
 std::vector<std::string> KeysOf(const OpSpec& spec);
 
-// An update's numbers.
 struct UpdateNumbers {
   std::array<double, kMaxArguments> own = {};
   CommonNumbers common;
@@ -137,7 +136,6 @@ void CheckParameter(const char* sampler, const at::Tensor& param,
                     const std::optional<int64_t>& num_chains,
                     const std::string& place = "");
 
-// Throws if parameters overlap in memory.
 void CheckMemory(const std::vector<Tensors>& groups);
 
 }  // namespace torch_sgmcmc

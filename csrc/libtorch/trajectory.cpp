@@ -15,18 +15,14 @@
 namespace torch_sgmcmc {
 namespace {
 
-Tensors EmptyLike(const Tensors& tensors) {
-  Tensors result;
-  result.reserve(tensors.size());
-  for (const at::Tensor& t : tensors) result.push_back(at::empty_like(t));
-  return result;
+Tensors EmptyLike(Tensors tensors) {
+  for (at::Tensor& t : tensors) t = at::empty_like(t);
+  return tensors;
 }
 
-Tensors Clones(const Tensors& tensors) {
-  Tensors result;
-  result.reserve(tensors.size());
-  for (const at::Tensor& t : tensors) result.push_back(t.clone());
-  return result;
+Tensors Clones(Tensors tensors) {
+  for (at::Tensor& t : tensors) t = t.clone();
+  return tensors;
 }
 
 // Splits tensors by parts.
@@ -44,7 +40,6 @@ class Split {
   size_t done_ = 0;
 };
 
-// Updates V, if it is learned.
 void Learn(TrajectoryPart& part, const Tensors& grads,
            const OptionValues& options) {
   if (part.square_average.empty() || !options.get<bool>("adapt")) return;

@@ -10,7 +10,6 @@
 
 namespace torch_sgmcmc {
 
-// Checks the arguments of metropolis_decide.
 inline NoiseStream MetropolisDecisions(const Tensor& log_ratios,
                                        int64_t proposal, int64_t purpose,
                                        int64_t seed, int64_t step) {
@@ -25,7 +24,6 @@ inline NoiseStream MetropolisDecisions(const Tensor& log_ratios,
   return MakeStream(kOp, seed, step, purpose);
 }
 
-// Checks the arguments of select_chains_.
 inline Plan ChainSelection(const TensorList& tensors, const TensorList& others,
                            const Tensor& chosen) {
   constexpr const char* kOp = "select_chains_";

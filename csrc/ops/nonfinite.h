@@ -120,7 +120,6 @@ SG_INLINE void CountStep(bool any, int64_t* step, int64_t* num_skipped) {
   ++*count;
 }
 
-// On the CPU.
 bool AnyNonfiniteOf(const char* op, const TensorList& tensors,
                     const char* name = "tensors");
 Tensor CountNonfiniteOf(const char* op, const TensorList& tensors,

@@ -50,7 +50,6 @@ constexpr bool IsInArithmeticType(Role role) {
 template <class T>
 using Arithmetic = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// The element type of an argument with the given role.
 template <Role role, class T>
 using Stored = std::conditional_t<IsInArithmeticType(role), Arithmetic<T>, T>;
 
