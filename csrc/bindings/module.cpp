@@ -4,26 +4,23 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 #include <tuple>
 #include <vector>
 
-#include "host/gamma.h"
+#include "host/draws.h"
 #include "host/index_chain.h"
 #include "host/minibatch.h"
+#include "host/parameters.h"
 #include "host/settings.h"
-#include "host/uniforms.h"
 #include "ops/op_spec.h"
 #include "random/counter.h"
 #include "random/isa.h"
 #include "random/portable_noise.h"
 
 namespace py = pybind11;
-using torch_sgmcmc::OpSpec;
-using torch_sgmcmc::Purpose;
-using torch_sgmcmc::ScalarArg;
-using torch_sgmcmc::Start;
-using torch_sgmcmc::TensorListArg;
 
+namespace torch_sgmcmc {
 namespace {
 
 // Each hyperparameter's name, kind, default, range, whether None is allowed,
@@ -31,7 +28,7 @@ namespace {
 py::list Settings(const std::string& sampler) {
   constexpr const char* kKinds[] = {"real", "whole", "flag", "word"};
   py::list rows;
-  for (const torch_sgmcmc::Setting& row : torch_sgmcmc::SettingsOf(sampler)) {
+  for (const Setting& row : SettingsOf(sampler)) {
     py::list words;
     for (const char* word : row.words) {
       if (word != nullptr) words.append(word);
@@ -43,34 +40,21 @@ py::list Settings(const std::string& sampler) {
   return rows;
 }
 
+// Device, address, element size, sizes and strides.
+using Memory = std::tuple<std::string, int64_t, int64_t, std::vector<int64_t>,
+                          std::vector<int64_t>>;
+
 // The memory of int64 numbers.
-py::bytearray Memory(const std::vector<int64_t>& numbers) {
+py::bytearray BytesOf(const std::vector<int64_t>& numbers) {
   return {reinterpret_cast<const char*>(numbers.data()),
           numbers.size() * sizeof(int64_t)};
 }
 
-using torch_sgmcmc::OpSpec;
-using torch_sgmcmc::ScalarArg;
-using torch_sgmcmc::Start;
-using torch_sgmcmc::TensorListArg;
-
-const char* NameOf(Start start) {
-  switch (start) {
-    case Start::kZeros:
-      return "zeros";
-    case Start::kStationary:
-      return "stationary";
-    case Start::kCustom:
-      break;
-  }
-  return "";
-}
-
 py::dict AsDict(const ScalarArg& number) {
-  const torch_sgmcmc::Range range = torch_sgmcmc::RangeOf(number.domain);
+  const Range range = RangeOf(number.domain);
   py::dict item;
   item["name"] = number.name;
-  item["is_integer"] = torch_sgmcmc::IsInteger(number.domain);
+  item["is_integer"] = IsInteger(number.domain);
   item["low"] = range.low;
   item["high"] = range.high;
   item["low_open"] = range.low_open;
@@ -79,29 +63,29 @@ py::dict AsDict(const ScalarArg& number) {
 }
 
 py::dict AsDict(const OpSpec& spec) {
+  constexpr const char* kStarts[] = {"", "zeros", "stationary"};
   py::list lists;
   for (const TensorListArg& list : spec.lists) {
     py::dict item;
     item["name"] = list.name;
-    item["is_written"] = torch_sgmcmc::IsWritten(list.role);
-    item["is_master"] = list.role == torch_sgmcmc::Role::kMaster;
-    item["is_in_arithmetic_type"] = torch_sgmcmc::IsInArithmeticType(list.role);
+    item["is_written"] = IsWritten(list.role);
+    item["is_master"] = list.role == Role::kMaster;
+    item["is_in_arithmetic_type"] = IsInArithmeticType(list.role);
     item["key"] = list.key == nullptr ? "" : list.key;
-    item["start"] = NameOf(list.start);
+    item["start"] = kStarts[static_cast<int>(list.start)];
     lists.append(item);
   }
   py::list numbers;
   for (const ScalarArg& number : spec.numbers) numbers.append(AsDict(number));
   py::list common;
-  for (const torch_sgmcmc::CommonNumber& number :
-       torch_sgmcmc::kCommonNumbers) {
+  for (const CommonNumber& number : kCommonNumbers) {
     if (Has(spec, number)) common.append(AsDict(number.scalar));
   }
   py::dict result;
   result["op"] = spec.op;
   result["lists"] = lists;
   result["numbers"] = numbers;
-  result["has_noise"] = spec.noise != torch_sgmcmc::Noise::kNone;
+  result["has_noise"] = spec.noise != Noise::kNone;
   result["common"] = common;
   result["has_prior_mean"] = spec.has_prior_mean;
   result["sums"] = spec.sums;
@@ -113,12 +97,15 @@ py::dict AsDict(const OpSpec& spec) {
 void BindBouncy(py::module_& m);
 void BindPlanGuard(py::module_& m);
 
+}  // namespace torch_sgmcmc
+
 PYBIND11_MODULE(_C, m) {
+  using namespace torch_sgmcmc;  // NOLINT(google-build-using-namespace)
   m.doc() = "Host-side algorithms of torch_sgmcmc, in C++.";
 
-  m.attr("NOISE_BLOCK") = torch_sgmcmc::kNoiseBlock;
-  m.attr("VARIANCE_DECAY") = torch_sgmcmc::kVarianceDecay;
-  m.attr("MIN_GRADIENTS") = torch_sgmcmc::kMinGradients;
+  m.attr("NOISE_BLOCK") = kNoiseBlock;
+  m.attr("VARIANCE_DECAY") = kVarianceDecay;
+  m.attr("MIN_GRADIENTS") = kMinGradients;
   m.def("settings", &Settings, py::arg("sampler"));
   py::dict purposes;
   purposes["UPDATE"] = static_cast<int>(Purpose::kUpdate);
@@ -139,7 +126,7 @@ PYBIND11_MODULE(_C, m) {
       "Purpose", purposes, py::arg("module") = m.attr("__name__"));
 
   m.def(
-      "isa", [] { return torch_sgmcmc::IsaName(torch_sgmcmc::ActiveIsa()); },
+      "isa", [] { return IsaName(ActiveIsa()); },
       "The instruction set of the CPU loops: portable, avx2 or avx512.");
 
   m.def(
@@ -148,24 +135,21 @@ PYBIND11_MODULE(_C, m) {
          const std::array<uint32_t, 2>& key) {
         const uint32_t c[4] = {counter[0], counter[1], counter[2], counter[3]};
         uint32_t out[4];
-        torch_sgmcmc::portable::PhiloxBlock(
-            c, static_cast<uint64_t>(key[1]) << 32 | key[0], out);
+        portable::PhiloxBlock(c, static_cast<uint64_t>(key[1]) << 32 | key[0],
+                              out);
         return std::array<uint32_t, 4>{out[0], out[1], out[2], out[3]};
       },
       py::arg("counter"), py::arg("key"),
       "One block of Philox4x32-10 (Salmon et al. 2011).");
 
-  m.def("fold_in", &torch_sgmcmc::FoldIn,
+  m.def("fold_in", &FoldIn,
         "The seed of a stream: 64 bits of Philox, a pure function.");
 
   m.def(
       "gamma",
       [](double shape, int64_t seed, uint64_t step, uint64_t element) {
-        return torch_sgmcmc::DrawGamma(
-            shape,
-            {static_cast<uint64_t>(seed), step,
-             static_cast<uint32_t>(Purpose::kPrecision)},
-            element);
+        return DrawGamma(shape, KeyedStream(seed, step, Purpose::kPrecision),
+                         element);
       },
       py::arg("shape"), py::kw_only(), py::arg("seed"), py::arg("step"),
       py::arg("element"),
@@ -174,20 +158,18 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "index_chain_accepts",
       [](double log_ratio, int64_t seed, uint64_t step, uint64_t proposal) {
-        return torch_sgmcmc::IndexChainAccepts(
-            log_ratio,
-            {static_cast<uint64_t>(seed), step,
-             static_cast<uint32_t>(Purpose::kIndexChain)},
-            /*chain=*/0, proposal);
+        return IndexChainAccepts(log_ratio,
+                                 KeyedStream(seed, step, Purpose::kIndexChain),
+                                 /*chain=*/0, proposal);
       },
       py::arg("log_ratio"), py::kw_only(), py::arg("seed"), py::arg("step"),
       py::arg("proposal"),
       "Whether EWSG's index chain takes a proposed minibatch: with probability "
       "min(1, exp(log_ratio)), a pure function of the arguments.");
-  m.def("equal_running", &torch_sgmcmc::EqualRunning, py::arg("before"),
-        py::arg("equal"), py::arg("zero"), py::kw_only(), py::arg("hint"),
-        py::arg("off"), "Of EWSG's minibatches (csrc/host/index_chain.h).");
-  m.def("ratio", &torch_sgmcmc::Ratio);
+  m.def("equal_running", &EqualRunning, py::arg("before"), py::arg("equal"),
+        py::arg("zero"), py::kw_only(), py::arg("hint"), py::arg("off"),
+        "Of EWSG's minibatches (csrc/host/index_chain.h).");
+  m.def("ratio", &Ratio);
 
   m.def(
       "draw_below",
@@ -195,10 +177,10 @@ PYBIND11_MODULE(_C, m) {
          uint64_t step, uint64_t element) {
         std::vector<int64_t> numbers;
         for (int64_t i = 0; i < count; ++i) {
-          numbers.push_back(static_cast<int64_t>(torch_sgmcmc::DrawBelow(
+          numbers.push_back(static_cast<int64_t>(DrawBelow(
               bound, {static_cast<uint64_t>(seed), step, purpose}, element++)));
         }
-        return Memory(numbers);
+        return BytesOf(numbers);
       },
       py::arg("bound"), py::arg("count"), py::kw_only(), py::arg("purpose"),
       py::arg("seed"), py::arg("step"), py::arg("element"),
@@ -209,11 +191,10 @@ PYBIND11_MODULE(_C, m) {
       "minibatches",
       [](int64_t num_data, int64_t batch_size, int64_t count, bool replacement,
          int64_t seed, uint64_t step, int64_t num_replicas, int64_t rank) {
-        return Memory(torch_sgmcmc::DrawMinibatches(
-            num_data, batch_size, count, replacement,
-            {static_cast<uint64_t>(seed), step,
-             static_cast<uint32_t>(Purpose::kMinibatch)},
-            {num_replicas, rank}));
+        return BytesOf(
+            DrawMinibatches(num_data, batch_size, count, replacement,
+                            KeyedStream(seed, step, Purpose::kMinibatch),
+                            {num_replicas, rank}));
       },
       py::arg("num_data"), py::arg("batch_size"), py::kw_only(),
       py::arg("count"), py::arg("replacement"), py::arg("seed"),
@@ -225,9 +206,31 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "check_share",
       [](int64_t batch_size, int64_t num_replicas, int64_t rank) {
-        torch_sgmcmc::CheckShare(batch_size, {num_replicas, rank});
+        CheckShare(batch_size, {num_replicas, rank});
       },
       "Raises unless ranks can share minibatches (csrc/host/minibatch.h).");
+
+  m.def("may_repeat", &MayRepeat<std::vector<int64_t>>, py::arg("sizes"),
+        py::arg("strides"),
+        "Whether elements of a tensor with these strides may share memory.");
+  m.def(
+      "find_overlap",
+      [](const std::vector<Memory>& parameters) {
+        std::vector<ParameterMemory> memories;
+        for (const auto& [device, address, element_size, sizes, strides] :
+             parameters) {
+          memories.push_back({device, address, element_size, sizes, strides});
+        }
+        return FindOverlap(memories);
+      },
+      "The indices of two parameters that share a byte, or of one twice, of "
+      "(device, address, element size, sizes, strides) each; or None.");
+  m.def("next_offset", &NextOffset, py::arg("offset"), py::arg("size"),
+        "Where the noise of the next parameter begins.");
+  m.def("check_ranges", &CheckRanges, py::arg("offsets"), py::arg("sizes"),
+        py::arg("next_offset"),
+        "Raises unless groups' parameters have ranges of their own "
+        "(csrc/host/parameters.h).");
 
   BindBouncy(m);
   BindPlanGuard(m);
@@ -235,7 +238,7 @@ PYBIND11_MODULE(_C, m) {
       "op_specs",
       [] {
         py::list specs;
-        for (const OpSpec* spec : torch_sgmcmc::OpSpecs()) {
+        for (const OpSpec* spec : OpSpecs()) {
           specs.append(AsDict(*spec));
         }
         return specs;

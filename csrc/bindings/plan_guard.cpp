@@ -14,6 +14,7 @@
 
 namespace py = pybind11;
 
+namespace torch_sgmcmc {
 namespace {
 
 py::object Interned(const char* name) {
@@ -96,7 +97,6 @@ class PlanGuard {
     }
   }
 
-  // True if all hyperparameters are unchanged.
   bool HasSameValues() const {
     for (const Group& group : groups_) {
       for (const auto& [key, value] : group.values) {
@@ -107,7 +107,6 @@ class PlanGuard {
     return true;
   }
 
-  // Records the present hyperparameters.
   void Note() {
     for (Group& group : groups_) {
       for (auto& [key, value] : group.values) {
@@ -278,8 +277,7 @@ void BindPlanGuard(py::module_& m) {
       "packed_step",
       [](bool checks, int64_t seed, int64_t num_chains,
          const std::vector<Call>& calls) {
-        torch_sgmcmc::PackedStep step{
-            static_cast<int64_t>(checks), seed, num_chains, {}};
+        PackedStep step{static_cast<int64_t>(checks), seed, num_chains, {}};
         for (const auto& [op, has_means, lengths, offsets, rows, numbers] :
              calls) {
           step.calls.push_back({op, static_cast<int64_t>(has_means), lengths,
@@ -294,3 +292,5 @@ void BindPlanGuard(py::module_& m) {
       "The memory of int64[]: csrc/launch/packed_step.h. A call is (op, "
       "has_means, lengths, offsets, rows, numbers).");
 }
+
+}  // namespace torch_sgmcmc

@@ -2,32 +2,28 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <array>
 #include <cstdint>
 #include <tuple>
 #include <vector>
 
 #include "host/bounce_clock.h"
-#include "host/moments.h"
 #include "random/counter.h"
 
 namespace py = pybind11;
-using torch_sgmcmc::BounceClock;
 
+namespace torch_sgmcmc {
 namespace {
 
-torch_sgmcmc::NoiseStream ClockStream(int64_t seed, uint64_t step) {
-  return {static_cast<uint64_t>(seed), step,
-          static_cast<uint32_t>(torch_sgmcmc::Purpose::kBounceClock)};
+NoiseStream ClockStream(int64_t seed, uint64_t step) {
+  return KeyedStream(seed, step, Purpose::kBounceClock);
 }
 
 }  // namespace
 
 void BindBouncy(py::module_& m) {
-  m.attr("LOOK") = static_cast<int>(torch_sgmcmc::ClockEvent::kObserve);
-  m.attr("PROPOSAL") = static_cast<int>(torch_sgmcmc::ClockEvent::kProposal);
-  m.attr("REFRESHMENT") =
-      static_cast<int>(torch_sgmcmc::ClockEvent::kRefreshment);
+  m.attr("LOOK") = static_cast<int>(ClockEvent::kObserve);
+  m.attr("PROPOSAL") = static_cast<int>(ClockEvent::kProposal);
+  m.attr("REFRESHMENT") = static_cast<int>(ClockEvent::kRefreshment);
 
   py::class_<BounceClock>(m, "BounceClock",
                           "The clock of SBPS's observations, bounces and a "
@@ -57,7 +53,7 @@ void BindBouncy(py::module_& m) {
           "next",
           [](const BounceClock& clock, double num_std, double refresh_rate,
              int64_t seed, uint64_t step) {
-            const torch_sgmcmc::NextEvent next =
+            const NextEvent next =
                 clock.Next(num_std, refresh_rate, ClockStream(seed, step));
             return std::make_tuple(static_cast<int>(next.event), next.wait,
                                    next.rate);
@@ -81,8 +77,8 @@ void BindBouncy(py::module_& m) {
           "take",
           [](BounceClock& clock, int event, double wait, double value,
              double variance, const std::optional<double>& reflected) {
-            clock.Take(static_cast<torch_sgmcmc::ClockEvent>(event), wait,
-                       value, variance, reflected);
+            clock.Take(static_cast<ClockEvent>(event), wait, value, variance,
+                       reflected);
           },
           "What a step comes to: observe() or bounce(), on a new line if it has "
           "refreshed.")
@@ -98,7 +94,7 @@ void BindBouncy(py::module_& m) {
               throw py::value_error(
                   "Invalid clock: it has no observation to predict from");
             }
-            const torch_sgmcmc::PiecewiseRate rate = clock.Rate(num_std);
+            const PiecewiseRate rate = clock.Rate(num_std);
             std::vector<double> values;
             values.reserve(times.size());
             for (const double time : times) values.push_back(rate.Value(time));
@@ -114,7 +110,7 @@ void BindBouncy(py::module_& m) {
         }
         return all;
       });
-  m.def("samples_by", &torch_sgmcmc::SamplesBy,
+  m.def("samples_by", &SamplesBy,
         "How many multiples of the interval are not after the time.");
 
   m.def(
@@ -125,12 +121,12 @@ void BindBouncy(py::module_& m) {
         const auto of = [&](auto zero) {
           using T = decltype(zero);
           // NOLINTBEGIN(performance-no-int-to-ptr): what data_ptr() gives.
-          const torch_sgmcmc::Moments moments = torch_sgmcmc::MomentsOf(
-              reinterpret_cast<const T*>(losses),
-              reinterpret_cast<const T*>(derivatives), count);
+          const Moments moments =
+              MomentsOf(reinterpret_cast<const T*>(losses),
+                        reinterpret_cast<const T*>(derivatives), count);
           // NOLINTEND(performance-no-int-to-ptr)
-          const torch_sgmcmc::RateEstimate rate = torch_sgmcmc::RateOf(
-              moments, num_data, temperature, replacement, prior);
+          const RateEstimate rate =
+              RateOf(moments, num_data, temperature, replacement, prior);
           return std::make_tuple(moments.bad, rate.value, rate.variance);
         };
         return double_precision ? of(double{}) : of(float{});
@@ -139,3 +135,5 @@ void BindBouncy(py::module_& m) {
       "or float32: how many losses are not finite, the rate of change of U / T "
       "along a line, and its variance.");
 }
+
+}  // namespace torch_sgmcmc

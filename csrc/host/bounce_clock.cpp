@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "host/uniforms.h"
+#include "host/draws.h"
 
 namespace torch_sgmcmc {
 namespace {

@@ -40,7 +40,6 @@ class PartialShuffle {
     moved_.reserve(static_cast<size_t>(places));
   }
 
-  // Draws the next place.
   int64_t Next(const NoiseStream& stream, uint64_t element) {
     const int64_t chosen =
         next_ + static_cast<int64_t>(DrawBelow(

@@ -1,13 +1,13 @@
 // Kernels of operators on lists of tensors, made from their specs.
 //
-// An Op is a struct with a spec (ops/op_spec.h) and either Update and
-// Coefficients, made of a call, or Apply(driver, plan, call, stream). Optional
-// functions of a NamedCall:
+// An Op is a struct with a spec (ops/op_spec.h) and either Update, made of a
+// call, or Apply(driver, plan, call, stream). Optional functions of a
+// NamedCall:
 //   Refusal(call)    a message if numbers do not fit together, else empty;
 //   Lead(call)       the role of the first list, if it depends on the call;
 //   Lists(call)      the arguments, if they are not the spec's lists.
-// An operator of sums has Reduce<Reducer>(plan, call, result), and
-// Sizes(call) of the result, unless the spec has them.
+// An operator of sums has Reduce(call, sums), and Sizes(call) of the result,
+// unless the spec has them.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -24,28 +24,12 @@
 namespace torch_sgmcmc {
 
 template <class Op>
-constexpr bool kHasLists = requires(const NamedCall<Op>& call) {
-  Op::Lists(call);
-};
-template <class Op>
-constexpr bool kHasLead = requires(const NamedCall<Op>& call) {
-  Op::Lead(call);
-};
-template <class Op>
-constexpr bool kHasRefusal = requires(const NamedCall<Op>& call) {
-  Op::Refusal(call);
-};
-template <class Op>
-constexpr bool kHasUpdate = requires {
-  typename Op::template Update<float>;
-};
-
-template <class Op>
 std::vector<Argument> ArgumentsOf(const Call& call) {
-  if constexpr (kHasLists<Op>) {
-    return Op::Lists(NamedCall<Op>(call));
-  } else if constexpr (kHasLead<Op>) {
-    return call.Arguments(Op::Lead(NamedCall<Op>(call)));
+  const NamedCall<Op> named(call);
+  if constexpr (requires { Op::Lists(named); }) {
+    return Op::Lists(named);
+  } else if constexpr (requires { Op::Lead(named); }) {
+    return call.Arguments(Op::Lead(named));
   } else {
     return call.Arguments(std::nullopt);
   }
@@ -54,13 +38,13 @@ std::vector<Argument> ArgumentsOf(const Call& call) {
 template <class Op>
 void CheckCall(const Call& call) {
   call.CheckNumbers();
-  if constexpr (kHasRefusal<Op>) {
-    const std::string refusal = Op::Refusal(NamedCall<Op>(call));
+  const NamedCall<Op> named(call);
+  if constexpr (requires { Op::Refusal(named); }) {
+    const std::string refusal = Op::Refusal(named);
     if (!refusal.empty()) Fail(call.spec.op, refusal);
   }
 }
 
-// A checked update.
 class PreparedUpdate {
  public:
   virtual ~PreparedUpdate() = default;
@@ -79,9 +63,8 @@ class Update final : public PreparedUpdate {
 
   void Apply() override {
     const NamedCall<Op> named(call_);
-    if constexpr (kHasUpdate<Op>) {
-      driver_.template Apply<Op::template Update>(
-          typename Op::Coefficients(named), stream_);
+    if constexpr (requires { typename Op::template Update<float>; }) {
+      driver_.template Apply<Op::template Update>(named, stream_);
     } else {
       Op::Apply(driver_, plan_, named, stream_);
     }
@@ -98,6 +81,29 @@ class Update final : public PreparedUpdate {
   NoiseStream stream_;
   Plan plan_;
   Driver driver_;
+};
+
+// Takes the sums of an operator's call by maps (launch/reduce.h).
+template <class Op, class Reducer>
+struct Sums {
+  // All elements', of each chain.
+  void operator()(const auto& map) const {
+    Reducer::Reduce(plan, map, call->chains(), result);
+  }
+  // Each tensor's, in these rows of the result.
+  void Each(const auto& map, const std::vector<int64_t>& rows) const {
+    Reducer::ReduceEach(plan, map, rows, result);
+  }
+  // The same after an update without noise.
+  template <template <class> class Update>
+  void After(const auto& map) const {
+    Reducer::template UpdateAndReduce<Update>(Op::kSpec.op, plan, call, map,
+                                              result);
+  }
+
+  const Plan& plan;
+  NamedCall<Op> call;
+  Tensor& result;
 };
 
 // The call of an operator that sums.
@@ -121,7 +127,8 @@ Tensor Sum(const Call& call) {
   }
   Tensor result = torch::stable::new_empty(first[0], sizes, ScalarType::Double);
   if constexpr (Op::kSpec.sums == kCustom) torch::stable::zero_(result);
-  Op::template Reduce<Reducer>(plan, NamedCall<Op>(call), result);
+  Op::Reduce(NamedCall<Op>(call),
+             Sums<Op, Reducer>{plan, NamedCall<Op>(call), result});
   plan.Finish();
   return result;
 }

@@ -1,6 +1,7 @@
 #include "launch/call.h"
 
 #include <cmath>
+#include <exception>
 #include <utility>
 
 namespace torch_sgmcmc {
@@ -49,11 +50,6 @@ std::string TextOf(const OpSpec& spec, const Slot& slot, char& alias) {
   return "";
 }
 
-template <class T>
-T Taken(StableIValue value) {
-  return torch::stable::detail::to<T>(value);
-}
-
 }  // namespace
 
 std::string SchemaOf(const OpSpec& spec) {
@@ -71,46 +67,9 @@ std::string SchemaOf(const OpSpec& spec) {
 Call::Call(const OpSpec& spec, const StableIValue* stack) : spec(spec) {
   const ArgLayout slots = ArgLayoutOf(spec);
   for (size_t i = 0; i < slots.count; ++i) {
-    const StableIValue value = stack[i];
-    const size_t index = slots.items[i].index;
-    switch (slots.items[i].kind) {
-      case Kind::kList:
-        lists[index] = Taken<TensorList>(value);
-        break;
-      case Kind::kNumber:
-        numbers[index] = Taken<double>(value);
-        break;
-      case Kind::kInteger:
-        integers[index] = Taken<int64_t>(value);
-        break;
-      case Kind::kOffsets:
-        offsets = Taken<std::vector<int64_t>>(value);
-        break;
-      case Kind::kSeed:
-        seed = Taken<int64_t>(value);
-        break;
-      case Kind::kStep:
-        step = Taken<int64_t>(value);
-        break;
-      case Kind::kPurpose:
-        purpose = Taken<int64_t>(value);
-        break;
-      case Kind::kDeviceStep:
-        device_step = Taken<std::optional<Tensor>>(value);
-        break;
-      case Kind::kCommon:
-        common.*kCommonNumbers[index].place = Taken<double>(value);
-        break;
-      case Kind::kPriorMeans:
-        prior_means = Taken<std::optional<TensorList>>(value);
-        break;
-      case Kind::kShardRows:
-        rows = Taken<Rows>(value);
-        break;
-      case Kind::kNumChains:
-        num_chains = Taken<int64_t>(value);
-        break;
-    }
+    VisitAt(slots.items[i], *this, [&]<class T>(T& argument) {
+      argument = torch::stable::detail::to<T>(stack[i]);
+    });
   }
 }
 
@@ -181,6 +140,81 @@ Plan Call::MakePlan(const std::vector<Argument>& arguments) const {
   }
   const std::vector<int64_t> none(lists[0].size(), 0);
   return {spec.op, arguments, none, chains()};
+}
+
+// ---- Calls of a packed step -------------------------------------------------
+
+PackedStep Unpacked(const char* op, const char* name, const Tensor& packed) {
+  if (!packed.defined() || packed.scalar_type() != ScalarType::Long ||
+      !packed.is_contiguous() || !packed.is_cpu()) {
+    Fail(op, name, " must be contiguous, of int64 and on the CPU");
+  }
+  try {
+    return PackedStep::Unpack(static_cast<const int64_t*>(packed.data_ptr()),
+                              static_cast<size_t>(packed.numel()));
+  } catch (const std::exception& error) {
+    Fail(op, name, ": ", error.what());
+  }
+}
+
+TensorList PackedTensors::Source::Take(const char* op, int64_t length) {
+  const auto begin = tensors.begin() + taken;
+  if (length < 0 || length > tensors.end() - begin) {
+    Fail(op, name, " has fewer tensors than packed says");
+  }
+  taken += length;
+  return {begin, begin + length};
+}
+
+void PackedTensors::Source::CheckIsEmpty(const char* op) const {
+  if (taken == static_cast<int64_t>(tensors.size())) return;
+  Fail(op, name, " has more tensors than packed says");
+}
+
+Call PackedTensors::Next(const OpSpec& spec, const PackedCall& packed) {
+  constexpr size_t kFirst = 2;  // params, grads
+  size_t count = spec.numbers.count;
+  for (const CommonNumber& each : kCommonNumbers) {
+    if (Has(spec, each)) ++count;
+  }
+  if (packed.lengths.size() + kFirst != spec.lists.count ||
+      packed.numbers.size() != count) {
+    Fail(op_, "packed is not a call of ", spec.op);
+  }
+  Call call(spec);
+  const auto length = static_cast<int64_t>(packed.offsets.size());
+  call.lists[0] = params_.Take(op_, length);
+  call.lists[1] = grads_.Take(op_, length);
+  for (size_t i = 0; i < packed.lengths.size(); ++i) {
+    call.lists[kFirst + i] = state_.Take(op_, packed.lengths[i]);
+  }
+  if (packed.has_means != 0) {
+    call.prior_means = state_.Take(op_, length);
+  }
+  for (size_t i = 0; i < spec.numbers.count; ++i) {
+    const double number = packed.numbers[i];
+    if (!IsInteger(spec.numbers[i].domain)) {
+      call.numbers[i] = number;
+    } else if (std::fabs(number) < 0x1p53) {
+      call.integers[i] = static_cast<int64_t>(number);
+    } else {
+      Fail(op_, "packed has a ", spec.numbers[i].name,
+           " that is no whole number");
+    }
+  }
+  size_t next = spec.numbers.count;
+  for (const CommonNumber& each : kCommonNumbers) {
+    if (Has(spec, each)) call.common.*each.place = packed.numbers[next++];
+  }
+  call.offsets = packed.offsets;
+  if (!packed.rows.empty()) call.rows = packed.rows;
+  return call;
+}
+
+void PackedTensors::CheckIsEmpty() const {
+  for (const Source* source : {&params_, &grads_, &state_}) {
+    source->CheckIsEmpty(op_);
+  }
 }
 
 }  // namespace torch_sgmcmc

@@ -1,5 +1,5 @@
-// A call of an operator with a spec: its schema, and the arguments on torch's
-// stack.
+// A call of an operator with a spec: its schema, and its arguments on torch's
+// stack or in a packed step.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "launch/packed_step.h"
 #include "launch/plan.h"
 #include "ops/op_spec.h"
 #include "random/counter.h"
@@ -35,6 +36,35 @@ struct Call {
   Plan MakePlan(const std::vector<Argument>& arguments) const;
   // The number of chains with sums of their own.
   int64_t chains() const;
+  // Calls visit(argument) with the member of a call for a slot.
+  static void VisitAt(const Slot& slot, auto& call, const auto& visit) {
+    switch (slot.kind) {
+      case Kind::kList:
+        return visit(call.lists[slot.index]);
+      case Kind::kNumber:
+        return visit(call.numbers[slot.index]);
+      case Kind::kInteger:
+        return visit(call.integers[slot.index]);
+      case Kind::kOffsets:
+        return visit(call.offsets);
+      case Kind::kSeed:
+        return visit(call.seed);
+      case Kind::kStep:
+        return visit(call.step);
+      case Kind::kPurpose:
+        return visit(call.purpose);
+      case Kind::kDeviceStep:
+        return visit(call.device_step);
+      case Kind::kCommon:
+        return visit(call.common.*kCommonNumbers[slot.index].place);
+      case Kind::kPriorMeans:
+        return visit(call.prior_means);
+      case Kind::kShardRows:
+        return visit(call.rows);
+      case Kind::kNumChains:
+        return visit(call.num_chains);
+    }
+  }
 
   const OpSpec& spec;
   std::array<TensorList, kMaxArguments> lists;
@@ -106,6 +136,43 @@ class NamedCall {
 
  private:
   const Call& call_;
+};
+
+// ---- Calls of a packed step -------------------------------------------------
+
+// Throws std::runtime_error unless the argument is a packed step.
+PackedStep Unpacked(const char* op, const char* name, const Tensor& packed);
+
+// The tensors of a packed step, call by call.
+class PackedTensors {
+ public:
+  PackedTensors(const char* op, const TensorList& params,
+                const TensorList& grads, const TensorList& state)
+      : op_(op),
+        params_{"params", params},
+        grads_{"grads", grads},
+        state_{"state", state} {}
+
+  // The next call: `state` has its lists after the first two, then prior means.
+  // Throws std::runtime_error if these do not fit.
+  Call Next(const OpSpec& spec, const PackedCall& packed);
+  // Throws std::runtime_error if tensors are left over.
+  void CheckIsEmpty() const;
+
+ private:
+  struct Source {
+    TensorList Take(const char* op, int64_t length);
+    void CheckIsEmpty(const char* op) const;
+
+    const char* name;
+    const TensorList& tensors;
+    int64_t taken = 0;
+  };
+
+  const char* op_;
+  Source params_;
+  Source grads_;
+  Source state_;
 };
 
 }  // namespace torch_sgmcmc

@@ -4,18 +4,13 @@
 // inputs and noise alone, not on the number of threads.
 #pragma once
 
-#include <math.h>
 #include <string.h>
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <tuple>
 #include <utility>
 
-#include "launch/elements.h"
 #include "launch/parallel.h"
 #include "launch/plan.h"
 #include "ops/roles.h"
@@ -49,22 +44,6 @@ SG_REGION_END
 
 namespace torch_sgmcmc {
 
-template <class Update, class T>
-void RunSegmentOnIsa(const Update& update, const Segment& segment,
-                     int64_t begin, int64_t end, const NoiseStream& stream,
-                     Isa isa) {
-#if defined(SG_X86)
-  if (isa == Isa::kAvx512) {
-    return avx512::RunSegment<Update, T>(update, segment, begin, end, stream);
-  }
-  if (isa == Isa::kAvx2) {
-    return avx2::RunSegment<Update, T>(update, segment, begin, end, stream);
-  }
-#endif
-  static_cast<void>(isa);
-  portable::RunSegment<Update, T>(update, segment, begin, end, stream);
-}
-
 // The noise of a segment, which may be one of several chains.
 inline NoiseStream StreamOf(const Segment& s, NoiseStream stream) {
   if (s.num_chains > 0) {
@@ -91,34 +70,24 @@ class CpuDriver {
   template <template <class> class Update, class Coefficients>
   void Apply(const Coefficients& coefficients, NoiseStream stream,
              const std::vector<Segment>& segments) const {
-    const Update<float> single(coefficients);
-    const Update<double> twice(coefficients);
+    const BothTypes<Update> updates(coefficients);
     if (!AddDeviceStep(device_step_, stream)) return;
     if (stream.step > static_cast<uint64_t>(kMaxStep)) {
       Fail(op_, "step + device_step must be in [0, 2^48)");
     }
-    if (single.skips(stream.step)) return;
+    if (Skips(updates.template For<float>(), stream.step)) return;
     const Isa isa = ActiveIsa();
     std::vector<Segment> storage;
-    ParallelOverStretches(Apart(segments, storage), [&](const Segment& s,
-                                                        int64_t begin,
-                                                        int64_t end) {
-      const NoiseStream own = StreamOf(s, stream);
-      switch (s.dtype) {
-        case ScalarType::Double:
-          return RunSegmentOnIsa<Update<double>, double>(twice, s, begin, end,
-                                                         own, isa);
-        case ScalarType::BFloat16:
-          return RunSegmentOnIsa<Update<float>, torch::headeronly::BFloat16>(
-              single, s, begin, end, own, isa);
-        case ScalarType::Half:
-          return RunSegmentOnIsa<Update<float>, torch::headeronly::Half>(
-              single, s, begin, end, own, isa);
-        default:
-          return RunSegmentOnIsa<Update<float>, float>(single, s, begin, end,
-                                                       own, isa);
-      }
-    });
+    ParallelOverStretches(Apart(segments, storage),
+                          [&](const Segment& s, int64_t begin, int64_t end) {
+                            WithElement(s.dtype, [&]<class T>(T /*element*/) {
+                              const auto& update = updates.template For<T>();
+                              using Of = Update<Arithmetic<T>>;
+                              SG_CALL_ON(
+                                  isa, RunSegment<Of, T>(update, s, begin, end,
+                                                         StreamOf(s, stream)));
+                            });
+                          });
   }
 
  private:

@@ -125,7 +125,7 @@ void RunSegment(const Update& update, const Segment& segment, int64_t begin,
   FillMeans(update, segment.data, means);
   const Context context{update, means};
   const ElementsOfUpdate elements{
-      &context, update.needs_noise(),
+      &context, NeedsNoise(update),
       [](const void* of, void* const* data, int64_t at, int64_t count,
          const float* z) {
         const auto& c = *static_cast<const Context*>(of);

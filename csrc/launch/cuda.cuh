@@ -8,17 +8,13 @@
 #include <cuda_runtime.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <tuple>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "launch/chunks.h"
@@ -73,7 +69,7 @@ __global__ void __launch_bounds__(kThreads)
                  const __grid_constant__ SegmentTable table, NoiseStream stream,
                  const int64_t* device_step) {
   if (!AddDeviceStep(device_step, stream)) return;
-  if (update.skips(stream.step)) return;
+  if (Skips(update, stream.step)) return;
   const int64_t chain = int64_t{blockIdx.z} * gridDim.y + blockIdx.y;
   if (chain > 0 && chain >= table.num_chains) return;
   UpdateThread<Update, T>(update, table, stream, int64_t{blockIdx.x}, chain,
@@ -98,29 +94,18 @@ class CudaDriver {
              const std::vector<Segment>& segments) const {
     if (segments.empty()) return;
     const torch::stable::accelerator::DeviceGuard guard(plan_.device_index());
-    const Update<float> single(coefficients);
-    const Update<double> twice(coefficients);
-    if (single.needs_noise() && device_step_ == nullptr) {
+    const BothTypes<Update> updates(coefficients);
+    if (NeedsNoise(updates.template For<float>()) && device_step_ == nullptr) {
       RefuseCapture(op_, plan_.device_index());
     }
-    LaunchAll<double>(twice, stream, segments, ScalarType::Double);
-    LaunchAll<float>(single, stream, segments, ScalarType::Float);
-    LaunchAll<torch::headeronly::BFloat16>(single, stream, segments,
-                                           ScalarType::BFloat16);
-    LaunchAll<torch::headeronly::Half>(single, stream, segments,
-                                       ScalarType::Half);
-  }
-
- private:
-  template <class T, class Update>
-  void LaunchAll(const Update& update, const NoiseStream& stream,
-                 const std::vector<Segment>& segments, ScalarType dtype) const {
-    ForEachTable(segments, dtype,
-                 [&](const SegmentTable& table, int64_t blocks) {
-                   Launch<T>(update, stream, table, blocks);
+    ForEachTable(segments,
+                 [&](auto element, const SegmentTable& table, int64_t blocks) {
+                   using T = decltype(element);
+                   Launch<T>(updates.template For<T>(), stream, table, blocks);
                  });
   }
 
+ private:
   template <class T, class Update>
   void Launch(const Update& update, const NoiseStream& stream,
               const SegmentTable& table, int64_t blocks) const {

@@ -1,13 +1,23 @@
-// Cuts segments into stretches at fixed places and spreads them over threads.
+// Cuts segments into stretches at fixed places and spreads them over threads;
+// and the innermost CPU loop of updates, for drivers (launch/cpu.h) and for
+// sums that are taken in the same pass (launch/reduce.h).
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "launch/plan.h"
+#include "ops/roles.h"
+#include "random/isa.h"
+#include "random/macros.h"
+
+#define SG_EACH_ISA "launch/elements.inl"
+#include "random/each_isa.inl"
 
 namespace torch_sgmcmc {
 
@@ -31,9 +41,8 @@ inline const std::vector<Segment>& Apart(const std::vector<Segment>& segments,
 
 // Calls run(segment, begin, end) on ranges that cover all segments; each begins
 // at a multiple of kStretch.
-template <class Run>
-void ParallelOverStretches(const std::vector<Segment>& segments, const Run& run,
-                           int64_t grain = kGrain) {
+void ParallelOverStretches(const std::vector<Segment>& segments,
+                           const auto& run, int64_t grain = kGrain) {
   std::vector<int64_t> first_stretch(segments.size() + 1, 0);
   for (size_t i = 0; i < segments.size(); ++i) {
     first_stretch[i + 1] =

@@ -3,14 +3,14 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <cmath>
 #include <sstream>
+
+#include "host/parameters.h"
 
 namespace torch_sgmcmc {
 namespace {
 
-template <class Range>
-std::string Shape(const Range& sizes) {
+std::string Shape(const auto& sizes) {
   std::ostringstream out;
   out << "[";
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -54,36 +54,8 @@ bool IsStrided(const Tensor& t) {
   return layout == aoti_torch_layout_strided();
 }
 
-template <class A, class B>
-bool Equal(const A& a, const B& b) {
+bool Equal(const auto& a, const auto& b) {
   return a.size() == b.size() && std::equal(a.begin(), a.end(), b.begin());
-}
-
-// The dimensions that matter, smallest stride first.
-std::vector<size_t> DimensionsByStride(const Tensor& t) {
-  const auto sizes = t.sizes();
-  const auto strides = t.strides();
-  std::vector<size_t> order;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] != 1) order.push_back(i);
-  }
-  std::sort(order.begin(), order.end(),
-            [&](size_t a, size_t b) { return strides[a] < strides[b]; });
-  return order;
-}
-
-// True if elements may share memory: unless each stride exceeds the span of all
-// smaller ones.
-bool MayOverlap(const Tensor& t) {
-  const auto sizes = t.sizes();
-  const auto strides = t.strides();
-  const std::vector<size_t> order = DimensionsByStride(t);
-  int64_t span = 1;
-  for (const size_t i : order) {
-    if (strides[i] < span) return true;
-    span += (sizes[i] - 1) * strides[i];
-  }
-  return false;
 }
 
 std::string Where(const char* name, size_t index) {
@@ -101,14 +73,9 @@ bool NeedsMaster(const Tensor& param) {
 }
 
 uint8_t Bytes(ScalarType type) {
-  switch (type) {
-    case ScalarType::Double:
-      return 8;
-    case ScalarType::Float:
-      return 4;
-    default:
-      return 2;
-  }
+  uint8_t bytes = 0;
+  WithElement(type, [&](auto element) { bytes = sizeof element; });
+  return bytes;
 }
 
 // True if a parameter has no such argument.
@@ -208,8 +175,8 @@ void CheckFit(const char* op, const Argument& first, size_t i, ScalarType dtype,
 // Throws if an operator would write to memory of several elements.
 void CheckMemory(const char* op, const Argument& a, size_t place) {
   const Tensor& t = a.tensors[place];
-  if (IsWritten(a.role) && !t.is_contiguous() && t.numel() > 0 &&
-      MayOverlap(t)) {
+  if (IsWritten(a.role) && !t.is_contiguous() &&
+      MayRepeat(t.sizes(), t.strides())) {
     Fail(op, Where(a.name, place),
          " is an expanded tensor (several elements share memory) "
          "and cannot be written");

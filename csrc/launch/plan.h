@@ -7,12 +7,13 @@
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
 
 #include <cstdint>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "ops/op_spec.h"
@@ -24,6 +25,20 @@ namespace torch_sgmcmc {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using TensorList = std::vector<Tensor>;
+
+// Calls use(an element) for a parameter's dtype.
+void WithElement(ScalarType dtype, const auto& use) {
+  switch (dtype) {
+    case ScalarType::Double:
+      return use(double{});
+    case ScalarType::BFloat16:
+      return use(torch::headeronly::BFloat16{});
+    case ScalarType::Half:
+      return use(torch::headeronly::Half{});
+    default:
+      return use(float{});
+  }
+}
 
 using Rows = std::optional<std::vector<int64_t>>;
 
@@ -67,7 +82,6 @@ struct Segment {
   int64_t chain;       // the chain of a separated segment
 };
 
-// A chain's part of a segment.
 inline Segment OfChain(const Segment& s, int64_t chain) {
   Segment own = s;
   own.numel = s.numel / s.num_chains;
@@ -80,14 +94,12 @@ inline Segment OfChain(const Segment& s, int64_t chain) {
   return own;
 }
 
-// The element index of a segment's element.
 inline uint64_t IndexOf(const Segment& s, int64_t position) {
   if (s.row == 0) return s.offset + static_cast<uint64_t>(position);
   const int64_t k = position / s.row;
   return s.offset + static_cast<uint64_t>(k * (s.pitch - s.row) + position);
 }
 
-// The end of an element's row.
 inline int64_t RowEnd(const Segment& s, int64_t position) {
   return s.row == 0 ? s.numel : (position / s.row + 1) * s.row;
 }

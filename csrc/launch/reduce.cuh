@@ -54,14 +54,12 @@ __global__ void __launch_bounds__(kBranches)
     __syncthreads();
     if (b < width) branches[b] += branches[b + width];
   }
-  if (b == 0) out[row] = map.Finish(branches[0]);
+  if (b == 0) out[row] = Finish(map, branches[0]);
 }
 
-// Reduces plans on a GPU.
 struct CudaReducer {
   // As CpuReducer's; `out` is on the plan's device.
-  template <class Map>
-  static void Reduce(const Plan& plan, const Map& map, int64_t num_chains,
+  static void Reduce(const Plan& plan, const auto& map, int64_t num_chains,
                      Tensor& out) {
     ReduceSegments(plan.device_index(), plan.segments(), map, num_chains, out,
                    static_cast<double*>(out.data_ptr()));
@@ -108,23 +106,10 @@ struct CudaReducer {
       std::copy_n(segments[i].data, kMaxArguments, arrays.data);
       const auto blocks = static_cast<unsigned>(
           (cut.units + kUnitsPerBlock - 1) / kUnitsPerBlock);
-      const auto run = [&](auto zero) {
-        ReduceKernel<Map, CompiledFor<Map, decltype(zero)>>
+      WithElement(segments[i].dtype, [&](auto element) {
+        ReduceKernel<Map, CompiledFor<Map, decltype(element)>>
             <<<blocks, kThreads, 0, stream>>>(map, arrays, cut, to);
-      };
-      switch (segments[i].dtype) {
-        case ScalarType::Double:
-          run(double{});
-          break;
-        case ScalarType::BFloat16:
-          run(torch::headeronly::BFloat16{});
-          break;
-        case ScalarType::Half:
-          run(torch::headeronly::Half{});
-          break;
-        default:
-          run(float{});
-      }
+      });
       CheckCuda(cudaGetLastError(), "kernel launch failed");
     }
     const auto rows = static_cast<unsigned>(kCount * num_chains);

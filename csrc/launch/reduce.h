@@ -11,8 +11,6 @@
 #pragma once
 
 #include <string.h>
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
 #include <array>
@@ -23,7 +21,6 @@
 #include <utility>
 #include <vector>
 
-#include "launch/elements.h"
 #include "launch/parallel.h"
 #include "launch/plan.h"
 #include "ops/roles.h"
@@ -62,19 +59,13 @@ SG_INLINE double LoadAsDouble(const Map& map, void* const* data, int64_t i) {
       static_cast<const Stored<kRole, T>*>(array), i);
 }
 
-template <class Result>
-struct TermsOf {
-  using Type = Result;
-};
-template <>
-struct TermsOf<double> {
-  using Type = std::array<double, 1>;
-};
-
 // A map's terms.
 template <class Map>
-using Terms = typename TermsOf<
-    std::invoke_result_t<const Map&, const double (&)[kArguments<Map>]>>::Type;
+using TermsOfMap =
+    std::invoke_result_t<const Map&, const double (&)[kArguments<Map>]>;
+template <class Map>
+using Terms = std::conditional_t<std::is_same_v<TermsOfMap<Map>, double>,
+                                 std::array<double, 1>, TermsOfMap<Map>>;
 
 template <class Map>
 constexpr size_t kSums = std::tuple_size_v<Terms<Map>>;
@@ -182,29 +173,6 @@ struct Nothing {
   }
 };
 
-// An update functor (ops/*.h) without noise.
-template <template <class> class Update>
-class UpdateFirst {
- public:
-  template <class Coefficients>
-  explicit UpdateFirst(const Coefficients& coefficients)
-      : single_(coefficients), twice_(coefficients) {}
-
-  // For parameters of type T.
-  template <class T>
-  const Update<Arithmetic<T>>& For() const {
-    if constexpr (std::is_same_v<T, double>) {
-      return twice_;
-    } else {
-      return single_;
-    }
-  }
-
- private:
-  Update<float> single_;
-  Update<double> twice_;
-};
-
 }  // namespace torch_sgmcmc
 
 #define SG_EACH_ISA "launch/reduce_loop.inl"
@@ -212,25 +180,8 @@ class UpdateFirst {
 
 namespace torch_sgmcmc {
 
-template <class T, class Update, class Map>
-void ReduceUnitsOnIsa(const Update& update, const Map& map,
-                      const Segment& segment, const Cut& cut, int64_t begin,
-                      int64_t end, const StretchSums& to, Isa isa) {
-#if defined(SG_X86)
-  if (isa == Isa::kAvx512) {
-    return avx512::ReduceUnits<T>(update, map, segment.data, cut, begin, end,
-                                  to);
-  }
-  if (isa == Isa::kAvx2) {
-    return avx2::ReduceUnits<T>(update, map, segment.data, cut, begin, end, to);
-  }
-#endif
-  static_cast<void>(isa);
-  portable::ReduceUnits<T>(update, map, segment.data, cut, begin, end, to);
-}
-
 // Writes every chain's k-th sum to out[k * num_chains + chain], after `first`:
-// Nothing or UpdateFirst.
+// Nothing or BothTypes.
 template <class Map, class First = Nothing>
 void ReduceOnCpu(const std::vector<Segment>& segments, const Map& map,
                  int64_t num_chains, double* out, Isa isa = ActiveIsa(),
@@ -260,24 +211,10 @@ void ReduceOnCpu(const std::vector<Segment>& segments, const Map& map,
       const int64_t from = (begin - first_chunk[i]) * units;
       const int64_t end_unit =
           std::min(cut.units, (stop - first_chunk[i]) * units);
-      const auto run = [&](auto zero) {
-        using T = decltype(zero);
-        ReduceUnitsOnIsa<T>(first.template For<T>(), map, s, cut, from,
-                            end_unit, to, isa);
-      };
-      switch (s.dtype) {
-        case ScalarType::Double:
-          run(double{});
-          break;
-        case ScalarType::BFloat16:
-          run(torch::headeronly::BFloat16{});
-          break;
-        case ScalarType::Half:
-          run(torch::headeronly::Half{});
-          break;
-        default:
-          run(float{});
-      }
+      WithElement(s.dtype, [&]<class T>(T /*element*/) {
+        SG_CALL_ON(isa, ReduceUnits<T>(first.template For<T>(), map, s.data,
+                                       cut, from, end_unit, to));
+      });
       begin = stop;
       ++i;
     }
@@ -285,7 +222,7 @@ void ReduceOnCpu(const std::vector<Segment>& segments, const Map& map,
   torch::stable::parallel_for(0, first_chunk.back(), kGrain, work);
   for (int64_t i = 0; i < static_cast<int64_t>(kSums<Map>) * num_chains; ++i) {
     out[i] =
-        map.Finish(AddInTree(sums.data() + i * all.per_chain, all.per_chain));
+        Finish(map, AddInTree(sums.data() + i * all.per_chain, all.per_chain));
   }
 }
 
@@ -295,12 +232,10 @@ double* RowOf(Tensor& out, int64_t row) {
          row * static_cast<int64_t>(kSums<Map>);
 }
 
-// Reduces plans on the CPU.
 struct CpuReducer {
   // Writes every chain's sums to `out`, a float64 tensor: the first of all
   // chains, then the second.
-  template <class Map>
-  static void Reduce(const Plan& plan, const Map& map, int64_t num_chains,
+  static void Reduce(const Plan& plan, const auto& map, int64_t num_chains,
                      Tensor& out) {
     ReduceOnCpu(plan.segments(), map, num_chains,
                 static_cast<double*>(out.data_ptr()));
@@ -323,7 +258,7 @@ struct CpuReducer {
                               Tensor& out) {
     ReduceOnCpu(plan.segments(), map,
                 /*num_chains=*/1, static_cast<double*>(out.data_ptr()),
-                ActiveIsa(), UpdateFirst<Update>(coefficients));
+                ActiveIsa(), BothTypes<Update>(coefficients));
   }
 };
 

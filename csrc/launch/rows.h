@@ -41,18 +41,8 @@ inline void RowProducts(const double* rows, int64_t count, int64_t width,
   }
   const int64_t grain = std::max<int64_t>(1, kRowGrain / width);
   torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
-    const double* first = rows + begin * width;
-#if defined(SG_X86)
-    if (isa == Isa::kAvx512) {
-      return avx512::RowProducts(first, end - begin, width, vector,
-                                 out + begin);
-    }
-    if (isa == Isa::kAvx2) {
-      return avx2::RowProducts(first, end - begin, width, vector, out + begin);
-    }
-#endif
-    static_cast<void>(isa);
-    portable::RowProducts(first, end - begin, width, vector, out + begin);
+    SG_CALL_ON(isa, RowProducts(rows + begin * width, end - begin, width,
+                                vector, out + begin));
   });
 }
 
@@ -66,21 +56,8 @@ inline void AddRows(const double* rows, int64_t count, int64_t width,
     for (int64_t column = begin * kColumns;
          column < std::min(width, end * kColumns); column += kColumns) {
       const int64_t columns = std::min(kColumns, width - column);
-#if defined(SG_X86)
-      if (isa == Isa::kAvx512) {
-        avx512::AddRows(rows + column, count, width, columns, weights,
-                        out + column);
-        continue;
-      }
-      if (isa == Isa::kAvx2) {
-        avx2::AddRows(rows + column, count, width, columns, weights,
-                      out + column);
-        continue;
-      }
-#endif
-      static_cast<void>(isa);
-      portable::AddRows(rows + column, count, width, columns, weights,
-                        out + column);
+      SG_CALL_ON(isa, AddRows(rows + column, count, width, columns, weights,
+                              out + column));
     }
   });
 }

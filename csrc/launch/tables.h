@@ -5,10 +5,8 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -36,8 +34,7 @@ struct SegmentTable {
 static_assert(sizeof(SegmentTable) < 3900);
 
 // Calls use(row) for each row of a segment, as a segment.
-template <class Use>
-void ForEachRow(const Segment& s, const Use& use) {
+void ForEachRow(const Segment& s, const auto& use) {
   if (s.row == 0) return use(s);
   Segment row = s;
   row.numel = s.row;
@@ -53,9 +50,8 @@ void ForEachRow(const Segment& s, const Use& use) {
 }
 
 // Calls launch(table, blocks) for all segments of one dtype, with few tables.
-template <class Launch>
 void ForEachTable(const std::vector<Segment>& segments, ScalarType dtype,
-                  const Launch& launch) {
+                  const auto& launch) {
   constexpr int64_t kMaxBlocks = (int64_t{1} << 31) - 1;
   SegmentTable table;
   int64_t blocks = 0;
@@ -82,6 +78,20 @@ void ForEachTable(const std::vector<Segment>& segments, ScalarType dtype,
     if (s.dtype == dtype) ForEachRow(s, add);
   }
   if (table.count > 0) launch(table, blocks);
+}
+
+// Calls launch(element, table, blocks) for all segments, with few tables, each
+// of one dtype.
+void ForEachTable(const std::vector<Segment>& segments, const auto& launch) {
+  for (const ScalarType dtype : {ScalarType::Double, ScalarType::Float,
+                                 ScalarType::BFloat16, ScalarType::Half}) {
+    WithElement(dtype, [&](auto element) {
+      ForEachTable(segments, dtype,
+                   [&](const SegmentTable& table, int64_t blocks) {
+                     launch(element, table, blocks);
+                   });
+    });
+  }
 }
 
 template <class T>
@@ -141,8 +151,8 @@ SG_INLINE bool IsAligned(const void* data, int64_t origin) {
          0;
 }
 
-template <Role role, class T, class Update>
-SG_INLINE void LoadArgument([[maybe_unused]] const Update& update,
+template <Role role, class T>
+SG_INLINE void LoadArgument([[maybe_unused]] const auto& update,
                             const void* data, const void* masters,
                             const QuadSpan& span, bool whole,
                             Arithmetic<T> (&out)[4]) {
@@ -201,7 +211,7 @@ SG_INLINE void UpdateQuad(const Update& update, void* const* data,
        span, whole, x[kIndex]),
    ...);
   float noise[4] = {};
-  if (update.needs_noise()) {
+  if (NeedsNoise(update)) {
     if constexpr (kTakesUniforms<Update>) {
       portable::QuadNoise<portable::Uniforms>(stream, span.quad, noise);
     } else {
@@ -230,7 +240,7 @@ SG_INLINE void UpdateThread(const Update& update, const SegmentTable& table,
     data[j] = table.data[j][s];
   }
   NoiseStream own = stream;
-  if (update.needs_noise() && table.num_chains > 0) {
+  if (NeedsNoise(update) && table.num_chains > 0) {
     own.seed = portable::ChainSeed(own.seed, static_cast<uint64_t>(chain));
   }
   SG_UNROLL for (int k = 0; k < kQuadsPerThread; ++k) {

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdio>
 #include <sstream>
-#include <stdexcept>
 #include <string>
 
 namespace torch_sgmcmc {
@@ -19,6 +18,28 @@ std::string Shown(double value) {
 }
 
 std::string Shown(const std::string& value) { return "'" + value + "'"; }
+
+std::string Enumerated(const std::vector<std::string>& names,
+                       const char* last) {
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) text += i + 1 < names.size() ? ", " : last;
+    text += names[i];
+  }
+  return text;
+}
+
+void CheckWord(const char* name, const std::string& value,
+               const std::vector<std::string>& words, bool or_number) {
+  std::vector<std::string> wanted;
+  if (or_number) wanted.emplace_back("a number");
+  for (const std::string& word : words) {
+    if (value == word) return;
+    wanted.push_back(Shown(word));
+  }
+  Invalid("Invalid ", name, ": ", Shown(value), " (must be ",
+          Enumerated(wanted, " or "), ")");
+}
 
 void CheckReal(const char* name, double value, const Range& range) {
   if (range.Has(value)) return;
@@ -61,7 +82,7 @@ void CheckFriction(double noise_estimate, double friction, const char* what,
 }
 
 void CheckTensor(const std::string& what, const c10::IValue& value,
-                 c10::IntArrayRef shape) {
+                 c10::IntArrayRef shape, bool is_floating_point) {
   if (!value.isTensor() || !value.toTensor().defined()) {
     Invalid(what, " is a ", KindOf(value), " (must be a Tensor)");
   }
@@ -74,6 +95,10 @@ void CheckTensor(const std::string& what, const c10::IValue& value,
   if (tensor.sizes() != shape) {
     Invalid(what, " has shape ", Shape(tensor.sizes()), ", expected ",
             Shape(shape));
+  }
+  if (is_floating_point && !tensor.is_floating_point()) {
+    Invalid(what, " is of ", DtypeName(tensor.scalar_type()),
+            " (must be floating point)");
   }
 }
 

@@ -11,6 +11,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "ops/op_spec.h"
 
@@ -20,6 +21,14 @@ namespace torch_sgmcmc {
 // quotes.
 std::string Shown(double value);
 std::string Shown(const std::string& value);
+
+// "a, b, c": names with commas, or `last` before the last.
+std::string Enumerated(const std::vector<std::string>& names,
+                       const char* last = ", ");
+
+// Throws std::invalid_argument unless value is one of the words.
+void CheckWord(const char* name, const std::string& value,
+               const std::vector<std::string>& words, bool or_number = false);
 
 // Throws std::invalid_argument unless value is in its range. NaN stands for a
 // value that was not set.
@@ -52,10 +61,10 @@ template <typename... Part>
   throw std::runtime_error(c10::str(parts...));
 }
 
-// Throws, beginning with `what`, unless a value of a state dict is a tensor
-// with numbers, of this shape.
+// Throws, beginning with `what`, unless a value is a tensor with numbers, of
+// this shape.
 void CheckTensor(const std::string& what, const c10::IValue& value,
-                 c10::IntArrayRef shape);
+                 c10::IntArrayRef shape, bool is_floating_point = false);
 
 // ---- Values in messages, in the words of LibTorch ---------------------------
 

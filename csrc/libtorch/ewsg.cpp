@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -46,10 +45,8 @@ Count Sum(const Count& a, const Count& b) {
   return {0, a.device + b.device.to(a.device.device())};
 }
 
-// Clears gradients, and calls the closure.
-torch::Tensor FreshGradients(
-    std::vector<torch::optim::OptimizerParamGroup>& groups,
-    const torch::optim::Optimizer::LossClosure& closure) {
+torch::Tensor FreshGradients(std::vector<ParamGroup>& groups,
+                             const LossClosure& closure) {
   for (auto& group : groups) {
     for (at::Tensor& param : group.params()) param.mutable_grad().reset();
   }
@@ -97,8 +94,7 @@ class EWSGImpl : public SamplerImpl {
     progress_.keep("minibatches", std::vector<int64_t>());
   }
 
-  torch::Tensor step(
-      const torch::optim::Optimizer::LossClosure& closure) override;
+  torch::Tensor step(const LossClosure& closure) override;
   double acceptance_rate() const {
     return Ratio(
         static_cast<double>(progress_.get<Count>("num_accepted").get()),
@@ -138,8 +134,8 @@ class EWSGImpl : public SamplerImpl {
 
   KeptStates kept_states(const std::vector<TensorLists>& lists) const;
   void restore(KeptStates& kept);
-  Count propose(const torch::optim::Optimizer::LossClosure& closure,
-                std::vector<TensorLists>& lists, int64_t proposal);
+  Count propose(const LossClosure& closure, std::vector<TensorLists>& lists,
+                int64_t proposal);
   void check_draws(const std::vector<TensorLists>& current,
                    const std::vector<TensorLists>& proposed);
   int64_t num_chains() const { return options_of(0).chains().value_or(1); }
@@ -166,8 +162,7 @@ void EWSGImpl::check_progress(const NamedValues& progress,
           expected, " in [0, num_drawn = ", drawn, "), or none)");
 }
 
-torch::Tensor EWSGImpl::step(
-    const torch::optim::Optimizer::LossClosure& closure) {
+torch::Tensor EWSGImpl::step(const LossClosure& closure) {
   if (closure == nullptr) Invalid(kEWSGNeedsClosure);
   begin_step();
   const at::NoGradGuard no_grad;
@@ -211,7 +206,7 @@ torch::Tensor EWSGImpl::step(
       progress_.get<int64_t>("num_proposals") + length * chains;
   accepted = Sum(progress_.get<Count>("num_accepted"), accepted);
   progress_.put("num_proposals", proposals);
-  progress_.put("num_accepted", ToValue("num_accepted", accepted));
+  progress_.put("num_accepted", ToValue(accepted));
   progress_.put("num_drawn", num_drawn_);
   return loss;
 }
@@ -243,7 +238,7 @@ void EWSGImpl::restore(KeptStates& kept) {
 
 // Makes a step of the index chain: `lists` gets the current gradients. Returns
 // the number of chains that accepted, as a tensor if the host would wait.
-Count EWSGImpl::propose(const torch::optim::Optimizer::LossClosure& closure,
+Count EWSGImpl::propose(const LossClosure& closure,
                         std::vector<TensorLists>& lists, int64_t proposal) {
   num_drawn_ += num_chains();
   FreshGradients(groups(), closure);
@@ -251,7 +246,7 @@ Count EWSGImpl::propose(const torch::optim::Optimizer::LossClosure& closure,
   CheckComparable(lists, proposed);
   const int64_t chains = num_chains();
   if (chains > 1) check_finite(proposed);
-  std::vector<at::Tensor> ratios;
+  Tensors ratios;
   for (size_t i = 0; i < lists.size(); ++i) {
     const OptionValues& options = *lists[i].options;
     ratios.push_back(ewsg_log_ratio(
@@ -270,9 +265,9 @@ Count EWSGImpl::propose(const torch::optim::Optimizer::LossClosure& closure,
       check_finite(lists);
       check_finite(proposed);
     }
-    const NoiseStream stream{static_cast<uint64_t>(seed()),
-                             static_cast<uint64_t>(lists[0].step.host),
-                             static_cast<uint32_t>(Purpose::kIndexChain)};
+    const NoiseStream stream =
+        KeyedStream(seed(), static_cast<uint64_t>(lists[0].step.host),
+                    Purpose::kIndexChain);
     const bool accepts = IndexChainAccepts(total, stream, /*chain=*/0,
                                            static_cast<uint64_t>(proposal));
     if (accepts) {
@@ -314,11 +309,7 @@ void EWSGImpl::check_draws(const std::vector<TensorLists>& current,
 }
 
 void EWSGImpl::prepare(TensorLists& lists) {
-  if (lists.options->number("momentum") > 0) {
-    SamplerImpl::prepare(lists);
-  } else {
-    start_masters(lists);
-  }
+  if (lists.options->number("momentum") > 0) SamplerImpl::prepare(lists);
   lists.state.resize(2);  // the momenta, and no variances
 }
 

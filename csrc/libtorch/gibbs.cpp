@@ -3,12 +3,9 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
-#include <memory>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
-#include "host/gamma.h"
+#include "host/draws.h"
 #include "libtorch/checks.h"
 #include "libtorch/operators.h"
 #include "libtorch/sampler_impl.h"
@@ -63,7 +60,7 @@ double GammaPrecision::draw(size_t index) const {
   const double t = group.temperature();
   int64_t dimension = 0;
   // One sum for each device, in the order of their first parameters.
-  std::vector<std::pair<c10::Device, std::vector<at::Tensor>>> by_device;
+  std::vector<std::pair<c10::Device, Tensors>> by_device;
   for (const at::Tensor& param : sampler->groups()[index].params()) {
     if (!param.requires_grad()) continue;  // it is not sampled
     dimension += param.numel();
@@ -86,9 +83,9 @@ double GammaPrecision::draw(size_t index) const {
           ": the sum of squares of its parameters is ", Shown(squares),
           ". No group has changed. Begin again with a smaller lr");
   }
-  const NoiseStream stream{static_cast<uint64_t>(sampler->seed()),
-                           static_cast<uint64_t>(num_updates_),
-                           static_cast<uint32_t>(Purpose::kPrecision)};
+  const NoiseStream stream =
+      KeyedStream(sampler->seed(), static_cast<uint64_t>(num_updates_),
+                  Purpose::kPrecision);
   return DrawGamma(shape, stream, index) / rate;
 }
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -29,15 +28,14 @@ bool IsAny(const std::vector<FiniteCheck>& seen) {
   });
 }
 
-bool IsAnyNonfinite(const std::vector<at::Tensor>& tensors) {
-  if (tensors.empty()) return false;
+bool IsAnyNonfinite(const Tensors& tensors) {
   if (tensors[0].is_cpu()) return any_nonfinite(tensors);
   return count_nonfinite(tensors).any().item<bool>();
 }
 
-std::string MessageOf(
-    const std::string& got, const std::vector<FiniteCheck>& seen,
-    const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+std::string MessageOf(const std::string& got,
+                      const std::vector<FiniteCheck>& seen,
+                      const std::vector<ParamGroup>& groups) {
   std::string text;
   int64_t more = -1;
   for (const FiniteCheck& s : seen) {
@@ -48,10 +46,10 @@ std::string MessageOf(
       const int64_t infinities = numbers[2 * i + 1];
       if (nans == 0 && infinities == 0) continue;
       if (++more > 0) continue;
-      text = c10::str(got, " a ", s.what, " that is not finite: ", nans,
-                      " NaN and ", infinities, " infinite of ",
-                      s.params[i].numel(), " elements, for parameter ",
-                      NameOf(groups, s.params[i]));
+      text =
+          c10::str(got, " a gradient that is not finite: ", nans, " NaN and ",
+                   infinities, " infinite of ", s.params[i].numel(),
+                   " elements, for parameter ", NameOf(groups, s.params[i]));
     }
   }
   if (more > 0) text += " (and for " + std::to_string(more) + " more)";
@@ -67,7 +65,7 @@ std::string MessageOf(
 void DeferFiniteChecksOnCpu(bool value) { defers_on_cpu = value; }
 #endif
 
-std::string NameOf(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+std::string NameOf(const std::vector<ParamGroup>& groups,
                    const at::Tensor& param) {
   for (size_t g = 0; g < groups.size(); ++g) {
     for (size_t i = 0; i < groups[g].params().size(); ++i) {
@@ -80,64 +78,29 @@ std::string NameOf(const std::vector<torch::optim::OptimizerParamGroup>& groups,
   return "of shape " + Shape(param.sizes());
 }
 
-void SamplerImpl::check_nonfinite(const OptionValues& options) const {
-  const std::vector<std::string> choices = nonfinite_choices();
-  const std::string value = options.nonfinite_choice();
-  if (std::find(choices.begin(), choices.end(), value) != choices.end()) return;
-  std::string wanted;
-  for (size_t i = 0; i < choices.size(); ++i) {
-    if (i > 0) wanted += i + 1 < choices.size() ? ", " : " or ";
-    wanted += Shown(choices[i]);
-  }
-  Invalid("Invalid nonfinite: ", Shown(value), " (must be ", wanted, ")");
-}
-
 std::string SamplerImpl::nonfinite() const {
-  std::string choice = options_of(0).nonfinite_choice();
-  check_nonfinite(options_of(0));
-  bool equal = true;
-  std::string all;
-  for (size_t group = 0; group < groups().size(); ++group) {
-    const std::string own = options_of(group).nonfinite_choice();
-    equal = equal && own == choice;
-    all += (all.empty() ? "" : ", ") + Shown(own);
-  }
-  if (!equal) {
-    Invalid("Invalid nonfinite: [", all,
-            "] in the param groups (must be equal: a step is skipped as a "
-            "whole)");
-  }
-  return choice;
+  check_equal({"nonfinite"}, "a step is skipped as a whole");
+  return options_of(0).nonfinite_choice();
 }
 
 void SamplerImpl::check_finite(const std::vector<TensorLists>& lists) {
   finite_check_.asked.clear();
-  std::vector<std::vector<at::Tensor>> grads;
-  grads.reserve(lists.size());
-  for (const TensorLists& each : lists) grads.push_back(each.grads);
-  check_finite(lists, grads, "gradient");
-}
-
-void SamplerImpl::check_finite(
-    const std::vector<TensorLists>& lists,
-    const std::vector<std::vector<at::Tensor>>& tensors, const char* what) {
   const std::string choice = nonfinite();
-  if (choice == "ignore") return;
-  if (lists.empty()) return;
+  if (choice == "ignore" || lists.empty()) return;
   const bool later = is_check_deferred(lists);
-  if (!later && std::none_of(tensors.begin(), tensors.end(), IsAnyNonfinite)) {
-    return;
-  }
+  const auto has_nonfinite = [](const TensorLists& each) {
+    return IsAnyNonfinite(each.grads);
+  };
+  if (!later && std::ranges::none_of(lists, has_nonfinite)) return;
   if (!later && choice == "skip") throw StepSkipped();
   std::vector<FiniteCheck> seen;
-  for (size_t i = 0; i < lists.size(); ++i) {
-    if (tensors[i].empty()) continue;
-    seen.push_back({what, lists[i].params, count_nonfinite(tensors[i])});
+  for (const TensorLists& each : lists) {
+    seen.push_back({each.params, count_nonfinite(each.grads)});
   }
   if (!later) {
     Raise(MessageOf(std::string(name()) + " got", seen, groups()));
   }
-  for (FiniteCheck& s : seen) finite_check_.asked.push_back(std::move(s));
+  finite_check_.asked = std::move(seen);
 }
 
 bool SamplerImpl::is_check_deferred(
@@ -161,7 +124,7 @@ bool SamplerImpl::is_check_deferred(
 void SamplerImpl::set_gate(std::vector<TensorLists>& lists) {
   const std::vector<FiniteCheck> seen = std::exchange(finite_check_.asked, {});
   if (seen.empty()) return;
-  std::vector<at::Tensor> counts;
+  Tensors counts;
   counts.reserve(seen.size());
   for (const FiniteCheck& s : seen) counts.push_back(s.counts);
   const Count& made = lists[0].step;
@@ -175,7 +138,7 @@ void SamplerImpl::set_gate(std::vector<TensorLists>& lists) {
   finite_check_.choice = lists[0].options->nonfinite_choice();
   for (const FiniteCheck& s : seen) {
     finite_check_.pending.push_back(
-        {s.what, s.params,
+        {s.params,
          s.counts.to(at::kCPU, s.counts.scalar_type(), /*non_blocking=*/true)});
   }
   finite_check_.event.reset();

@@ -1,15 +1,14 @@
-// Noise offsets (Note [Numbers of elements], sampler_impl.h), and options of
-// groups.
+// Noise offsets (Note [Numbers of elements],
+// torch_sgmcmc/core/random_state.py), and options of groups.
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <stdexcept>
 #include <string>
 #include <typeinfo>
-#include <utility>
 #include <vector>
 
+#include "host/parameters.h"
 #include "libtorch/checks.h"
 #include "libtorch/sampler_impl.h"
 #include "random/counter.h"
@@ -17,7 +16,7 @@
 namespace torch_sgmcmc {
 namespace {
 
-std::vector<const void*> ImplsOf(const std::vector<at::Tensor>& params) {
+std::vector<const void*> ImplsOf(const Tensors& params) {
   std::vector<const void*> impls;
   impls.reserve(params.size());
   for (const at::Tensor& param : params) {
@@ -26,8 +25,7 @@ std::vector<const void*> ImplsOf(const std::vector<at::Tensor>& params) {
   return impls;
 }
 
-bool AreSame(const std::vector<const void*>& impls,
-             const std::vector<at::Tensor>& params) {
+bool AreSame(const std::vector<const void*>& impls, const Tensors& params) {
   return std::equal(impls.begin(), impls.end(), params.begin(), params.end(),
                     [](const void* impl, const at::Tensor& param) {
                       return impl == param.unsafeGetTensorImpl();
@@ -50,16 +48,12 @@ void CheckNotCapturable(const OptionValues& options) {
           " decides on the host, which a CUDA graph cannot)");
 }
 
-int64_t NextOffset(int64_t offset, int64_t size) {
-  return (offset + size + kNoiseBlock - 1) / kNoiseBlock * kNoiseBlock;
-}
-
 int64_t SizeOf(const at::Tensor& param, int64_t num_chains) {
   return num_chains > 1 ? param.numel() / num_chains : param.numel();
 }
 
-int64_t GroupState::number(const std::vector<at::Tensor>& all,
-                           int64_t num_chains, int64_t begin) {
+int64_t GroupState::number(const Tensors& all, int64_t num_chains,
+                           int64_t begin) {
   params = ImplsOf(all);
   offsets.clear();
   sizes.clear();
@@ -72,7 +66,7 @@ int64_t GroupState::number(const std::vector<at::Tensor>& all,
 }
 
 void GroupState::set_counters(int64_t steps, int64_t skipped, bool capturable,
-                              const std::vector<at::Tensor>& all) {
+                              const Tensors& all) {
   step = {steps};
   num_skipped = {skipped};
   if (!capturable || all.empty()) return;
@@ -131,44 +125,6 @@ void SamplerImpl::check_numbers() {
   parameters_changed();
 }
 
-void CheckRanges(const ChainState& saved) {
-  std::vector<std::pair<int64_t, int64_t>> ranges;
-  for (size_t i = 0; i < saved.groups.size(); ++i) {
-    const GroupState& group = saved.groups[i];
-    const std::string where = "param group " + std::to_string(i);
-    const auto& ours = group.sizes;
-    if (group.offsets.size() != ours.size()) {
-      Invalid("Invalid state_dict: ", where, " has ", group.offsets.size(),
-              " offsets for ", ours.size(), " parameters");
-    }
-    for (size_t j = 0; j < ours.size(); ++j) {
-      const int64_t offset = group.offsets[j];
-      CheckCount("offsets", offset);
-      if (offset % kNoiseBlock != 0) {
-        Invalid("Invalid offsets: ", offset, " in ", where,
-                " (must be multiples of ", kNoiseBlock, ")");
-      }
-      if (ours[j] > 0) ranges.emplace_back(offset, NextOffset(offset, ours[j]));
-    }
-  }
-  const int64_t next = saved.next_offset;
-  CheckCount("next_offset", next);
-  if (next % kNoiseBlock != 0) {
-    Invalid("Invalid next_offset: ", next, " (must be a multiple of ",
-            kNoiseBlock, ")");
-  }
-  std::sort(ranges.begin(), ranges.end());
-  for (size_t i = 0; i < ranges.size(); ++i) {
-    const int64_t following =
-        i + 1 < ranges.size() ? ranges[i + 1].first : next;
-    if (ranges[i].second <= following) continue;
-    Invalid("Invalid offsets: the range [", ranges[i].first, ", ",
-            ranges[i].second, ") reaches beyond ", following,
-            " (each parameter needs one of its own, before next_offset = ",
-            next, ")");
-  }
-}
-
 // ---- Before a step ----------------------------------------------------------
 
 void SamplerImpl::begin_step() {
@@ -199,8 +155,6 @@ void SamplerImpl::complete(size_t group) {
   }
   if (!options.is_complete) {
     options.inherit(defaults());
-    if (!options.capturable) options.capturable = chain_.capturable;
-    if (!options.nonfinite) options.nonfinite = defaults().nonfinite_choice();
     options.is_complete = true;
   }
   if (options.is_capturable() != chain_.capturable) {
@@ -219,8 +173,7 @@ void SamplerImpl::complete(size_t group) {
 }
 
 // Takes the tensors of options to itself.
-void SamplerImpl::keep_means(OptionValues& options,
-                             const std::vector<at::Tensor>& params) {
+void SamplerImpl::keep_means(OptionValues& options, const Tensors& params) {
   const auto means = CopiesOfMeans(options.prior_means, params);
   options.prior_means.clear();
   for (size_t i = 0; i < means.size(); ++i) {

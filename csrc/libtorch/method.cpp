@@ -1,11 +1,9 @@
-#include "libtorch/method.h"
-
+// Calls of operators with a spec: torch_sgmcmc/core/step_plan.py in C++.
 #include <algorithm>
 #include <functional>
 #include <limits>
 #include <optional>
 #include <stdexcept>
-#include <type_traits>
 
 #include "libtorch/operators.h"
 #include "libtorch/sampler_impl.h"
@@ -162,12 +160,14 @@ void SamplerImpl::prepare(TensorLists& lists) {
     for (const at::Tensor& param : lists.params) {
       tensors.push_back(&own_state_of(param)[list.key]);
     }
-    StartState(lists, tensors, list.start);
+    StartState(lists, tensors,
+               list.start == Start::kStationary
+                   ? start_of_momenta(*lists.options)
+                   : list.start);
     auto& all = lists.state.emplace_back();
     all.reserve(tensors.size());
     for (const at::Tensor* tensor : tensors) all.push_back(*tensor);
   }
-  start_masters(lists);
 }
 
 void SamplerImpl::update_by(

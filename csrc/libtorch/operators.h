@@ -1,9 +1,9 @@
 // The operators behind the samplers as C++ functions, one line for each but
-// updates, whose calls are made of their rows (method.h).
+// updates, whose calls are made of their rows (method.cpp).
 //
 // They are what torch.ops.torch_sgmcmc.* are in Python, and take their
 // arguments in the order of their schemas. Autograd is not told of what they
-// change (see versions.h).
+// change (see BumpVersions).
 #pragma once
 
 #include <ATen/core/ATen_fwd.h>
@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -81,29 +82,19 @@ using MaybeTensors = std::optional<at::TensorList>;
 using Integers = at::IntArrayRef;
 using MaybeIntegers = at::OptionalIntArrayRef;
 
-// The signature that a spec makes.
+// The signature that a spec makes, by kinds of arguments in their order.
 template <Kind kKind>
-struct TypeOf : std::type_identity<int64_t> {};
-template <>
-struct TypeOf<Kind::kList> : std::type_identity<SomeTensors> {};
-template <>
-struct TypeOf<Kind::kNumber> : std::type_identity<double> {};
-template <>
-struct TypeOf<Kind::kOffsets> : std::type_identity<Integers> {};
-template <>
-struct TypeOf<Kind::kDeviceStep> : std::type_identity<MaybeTensor> {};
-template <>
-struct TypeOf<Kind::kCommon> : std::type_identity<double> {};
-template <>
-struct TypeOf<Kind::kPriorMeans> : std::type_identity<MaybeTensors> {};
-template <>
-struct TypeOf<Kind::kShardRows> : std::type_identity<MaybeIntegers> {};
+using TypeOf = std::tuple_element_t<
+    static_cast<size_t>(kKind),
+    std::tuple<SomeTensors, double, int64_t, Integers, int64_t, int64_t,
+               int64_t, MaybeTensor, double, MaybeTensors, MaybeIntegers,
+               int64_t>>;
 
 template <class Op, size_t... kIndex>
 auto SignatureOf(std::index_sequence<kIndex...> /*slots*/) {
   using Result = std::conditional_t<Op::kSpec.sums == 0, void, at::Tensor>;
   return std::type_identity<Result(
-      typename TypeOf<ArgLayoutOf(Op::kSpec).items[kIndex].kind>::type...)>();
+      TypeOf<ArgLayoutOf(Op::kSpec).items[kIndex].kind>...)>();
 }
 
 template <class Op>

@@ -1,13 +1,12 @@
 #include "libtorch/options.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/List.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <stdexcept>
-#include <utility>
 
 #include "libtorch/checks.h"
 
@@ -26,8 +25,72 @@ bool IsNumber(const c10::IValue& value) {
          !tensor.is_meta();
 }
 
-[[noreturn]] void WrongType(std::string_view name, const c10::IValue& value,
-                            const char* wanted) {
+// num_data as an int where possible, as in Python.
+c10::IValue WholeIfData(std::string_view name, const c10::IValue& value) {
+  if (name != "num_data" || !value.isDouble()) return value;
+  const double number = value.toDouble();
+  if (number != std::floor(number) || std::abs(number) >= kExactIntegers) {
+    return value;
+  }
+  return static_cast<int64_t>(number);
+}
+
+c10::IValue ReadSetting(const Setting& row, const c10::IValue& value) {
+  if (row.optional && value.isNone()) return value;
+  switch (row.kind) {
+    case SettingKind::kWhole:
+      return FromValue<int64_t>(row.name, value);
+    case SettingKind::kFlag:
+      return FromValue<bool>(row.name, value);
+    case SettingKind::kWord:
+      return FromValue<std::string>(row.name, value);
+    case SettingKind::kReal:
+      break;
+  }
+  if (row.words[0] != nullptr && value.isString()) return value;
+  return WholeIfData(row.name, FromValue<double>(row.name, value));
+}
+
+double NumberOf(const c10::IValue& value, double otherwise) {
+  if (value.isDouble()) return value.toDouble();
+  return value.isInt() ? static_cast<double>(value.toInt()) : otherwise;
+}
+
+c10::IValue DefaultOf(const Setting& row) {
+  if (row.optional) return {};
+  if (row.kind == SettingKind::kWhole && !std::isnan(row.fallback)) {
+    return static_cast<int64_t>(row.fallback);
+  }
+  if (row.kind == SettingKind::kFlag) return row.fallback == 1;
+  if (row.kind == SettingKind::kWord) return std::string(row.words[0]);
+  return row.fallback;
+}
+
+// Throws if a required value was not set, or is out of range.
+void CheckSetting(const Setting& row, const c10::IValue& value,
+                  const char* sampler, bool is_set) {
+  if (value.isNone() || value.isBool()) return;
+  if (value.isString()) {
+    const auto end = std::ranges::find(row.words, nullptr);
+    return CheckWord(row.name, value.toStringRef(), {row.words.begin(), end},
+                     row.kind != SettingKind::kWord);
+  }
+  if (row.kind == SettingKind::kWhole) {
+    return CheckInteger(row.name, value.toInt(), static_cast<int64_t>(row.low),
+                        row.high);
+  }
+  const double number = NumberOf(value, kNone);
+  if (row.purpose != nullptr && !is_set && std::isnan(number)) {
+    Invalid("Invalid ", row.name, ": not set (", sampler, " needs ",
+            row.purpose, ")");
+  }
+  CheckReal(row.name, number, row.range());
+}
+
+}  // namespace
+
+void WrongType(std::string_view name, const c10::IValue& value,
+               const char* wanted) {
   Invalid("Invalid ", name, " in a state dict: a ", KindOf(value), " (must be ",
           wanted, ")");
 }
@@ -49,147 +112,6 @@ int64_t WholeFrom(std::string_view name, const c10::IValue& value) {
   }
   WrongType(name, value, "an int, or a Tensor of one int64");
 }
-
-template <typename T>
-constexpr bool kIsOptional = false;
-template <typename T>
-constexpr bool kIsOptional<std::optional<T>> = true;
-template <typename T>
-constexpr bool kIsList = false;
-template <typename T>
-constexpr bool kIsList<std::vector<T>> = true;
-
-// num_data as an int where possible, as in Python.
-c10::IValue WholeIfData(std::string_view name, const c10::IValue& value) {
-  if (name != "num_data" || !value.isDouble()) return value;
-  const double number = value.toDouble();
-  if (number != std::floor(number) || std::abs(number) >= kExactIntegers) {
-    return value;
-  }
-  return static_cast<int64_t>(number);
-}
-
-// Reads a hyperparameter from a state dict.
-c10::IValue ReadSetting(const Setting& row, const c10::IValue& value) {
-  if (row.optional && value.isNone()) return value;
-  switch (row.kind) {
-    case SettingKind::kWhole:
-      return FromValue<int64_t>(row.name, value);
-    case SettingKind::kFlag:
-      return FromValue<bool>(row.name, value);
-    case SettingKind::kWord:
-      return FromValue<std::string>(row.name, value);
-    case SettingKind::kReal:
-      break;
-  }
-  if (row.words[0] != nullptr && value.isString()) return value;
-  return WholeIfData(row.name, FromValue<double>(row.name, value));
-}
-
-c10::IValue DefaultOf(const Setting& row) {
-  if (row.optional) return {};
-  if (row.kind == SettingKind::kWhole && !std::isnan(row.fallback)) {
-    return static_cast<int64_t>(row.fallback);
-  }
-  if (row.kind == SettingKind::kFlag) return row.fallback == 1;
-  if (row.kind == SettingKind::kWord) return std::string(row.words[0]);
-  return row.fallback;
-}
-
-void CheckWord(const Setting& row, const std::string& value) {
-  std::string wanted = row.kind == SettingKind::kWord ? "" : "a number";
-  for (const char* word : row.words) {
-    if (word == nullptr) break;
-    if (value == word) return;
-    wanted += (wanted.empty() ? "" : " or ") + Shown(word);
-  }
-  Invalid("Invalid ", row.name, ": ", Shown(value), " (must be ", wanted, ")");
-}
-
-// Throws if a required value was not set, or is out of range.
-void CheckSetting(const Setting& row, const c10::IValue& value,
-                  const char* sampler, bool is_set) {
-  if (value.isNone() || value.isBool()) return;
-  if (value.isString()) return CheckWord(row, value.toStringRef());
-  if (row.kind == SettingKind::kWhole) {
-    return CheckInteger(row.name, value.toInt(), static_cast<int64_t>(row.low),
-                        row.high);
-  }
-  const double number =
-      value.isInt() ? static_cast<double>(value.toInt()) : value.toDouble();
-  if (row.purpose != nullptr && !is_set && std::isnan(number)) {
-    Invalid("Invalid ", row.name, ": not set (", sampler, " needs ",
-            row.purpose, ")");
-  }
-  CheckReal(row.name, number, row.range());
-}
-
-}  // namespace
-
-template <typename T>
-c10::IValue ToValue(std::string_view name, const T& value) {
-  if constexpr (kIsOptional<T>) {
-    return value ? ToValue(name, *value) : c10::IValue();
-  } else if constexpr (kIsList<T>) {
-    c10::impl::GenericList list(c10::AnyType::get());
-    for (const auto& element : value) list.push_back(element);
-    return list;
-  } else if constexpr (std::is_same_v<T, Count>) {
-    return value.is_on_device() ? c10::IValue(value.device)
-                                : c10::IValue(value.host);
-  } else {
-    return value;
-  }
-}
-
-template <typename T>
-T FromValue(std::string_view name, const c10::IValue& value) {
-  if constexpr (kIsOptional<T>) {
-    if (value.isNone()) return {};
-    return FromValue<typename T::value_type>(name, value);
-  } else if constexpr (kIsList<T>) {
-    using Element = typename T::value_type;
-    constexpr bool kIsReal = std::is_same_v<Element, double>;
-    if (!value.isList()) {
-      WrongType(name, value, kIsReal ? "a list of numbers" : "a list of ints");
-    }
-    T result;
-    for (const c10::IValue& element : value.toListRef()) {
-      result.push_back(FromValue<Element>(name, element));
-    }
-    return result;
-  } else if constexpr (std::is_same_v<T, double>) {
-    return RealFrom(name, value);
-  } else if constexpr (std::is_same_v<T, int64_t>) {
-    return WholeFrom(name, value);
-  } else if constexpr (std::is_same_v<T, bool>) {
-    if (!value.isBool()) WrongType(name, value, "a bool");
-    return value.toBool();
-  } else if constexpr (std::is_same_v<T, std::string>) {
-    if (!value.isString()) WrongType(name, value, "a string");
-    return value.toStringRef();
-  } else {
-    static_assert(std::is_same_v<T, Count>);
-    if (value.isTensor()) return {0, value.toTensor()};
-    return {value.toInt()};
-  }
-}
-
-// All types of hyperparameters and counters.
-#define TORCH_SGMCMC_CONVERT(...)                                     \
-  template c10::IValue ToValue(std::string_view, const __VA_ARGS__&); \
-  template __VA_ARGS__ FromValue(std::string_view, const c10::IValue&)
-TORCH_SGMCMC_CONVERT(double);
-TORCH_SGMCMC_CONVERT(int64_t);
-TORCH_SGMCMC_CONVERT(bool);
-TORCH_SGMCMC_CONVERT(std::string);
-TORCH_SGMCMC_CONVERT(Count);
-TORCH_SGMCMC_CONVERT(std::optional<double>);
-TORCH_SGMCMC_CONVERT(std::optional<int64_t>);
-TORCH_SGMCMC_CONVERT(std::vector<double>);
-TORCH_SGMCMC_CONVERT(std::optional<std::vector<double>>);
-TORCH_SGMCMC_CONVERT(std::vector<int64_t>);
-#undef TORCH_SGMCMC_CONVERT
 
 c10::IValue SavedCount(const Count& count) {
   if (count.is_on_device()) return count.device.clone();
@@ -217,11 +139,11 @@ std::string TextOf(const c10::IValue& value) {
   if (value.isTensor()) {
     return std::to_string(value.toTensor().item<int64_t>());
   }
-  std::string text;
+  std::vector<std::string> texts;
   for (const c10::IValue& element : value.toList().vec()) {
-    text += (text.empty() ? "" : ", ") + TextOf(element);
+    texts.push_back(TextOf(element));
   }
-  return "[" + text + "]";
+  return "[" + Enumerated(texts) + "]";
 }
 
 }  // namespace
@@ -247,15 +169,13 @@ void CheckEqual(const std::vector<StateDict>& groups,
   if (groups.size() == 1) return;
   for (const std::string& key : keys) {
     bool equal = true;
-    std::string text;
+    std::vector<std::string> texts;
     for (const StateDict& group : groups) {
       equal = equal && Alike(group.at(key), groups[0].at(key));
-      if (!text.empty()) text += ", ";
-      text += TextOf(group.at(key));
+      texts.push_back(TextOf(group.at(key)));
     }
     if (equal) continue;
-    // NOLINTNEXTLINE(performance-inefficient-string-concatenation): it throws.
-    Invalid("Invalid ", key, ": [", text,
+    Invalid("Invalid ", key, ": [", Enumerated(texts),
             "] in the param groups (must be equal: ", why, ")");
   }
 }
@@ -280,11 +200,13 @@ double NamedValues::number_or(std::string_view name, double otherwise) const {
   for (const Value& each : values_) {
     if (each.name != name) continue;
     const c10::IValue& value = each.value;
-    if (value.isDouble()) return value.toDouble();
-    if (value.isInt()) return static_cast<double>(value.toInt());
-    return value.isBool() ? static_cast<double>(value.toBool()) : kNone;
+    return NumberOf(value, value.isBool() ? value.toBool() : kNone);
   }
   return otherwise;
+}
+
+double NamedValues::number_at(size_t place) const {
+  return NumberOf(values_[place].value, 0);
 }
 
 double NamedValues::number(std::string_view name) const {
@@ -301,13 +223,7 @@ void NamedValues::write(StateDict& group) const {
   for (const Value& each : values_) {
     const c10::IValue& value = each.value;
     const std::string name(each.name);
-    if (value.isList()) {
-      c10::impl::GenericList list(c10::AnyType::get());
-      for (const c10::IValue& element : value.toListRef()) {
-        list.push_back(Narrow(element));
-      }
-      group.set(name, list);
-    } else if (each.row == nullptr && (value.isInt() || value.isTensor())) {
+    if (each.row == nullptr && (value.isInt() || value.isTensor())) {
       group.set(name, SavedCount(FromValue<Count>(each.name, value)));
     } else {
       group.set(name, Narrow(value));
@@ -328,9 +244,18 @@ void NamedValues::read(const StateDict& group) {
 // ---- Options ----------------------------------------------------------------
 
 OptionValues::OptionValues(const char* sampler) {
+  // What Python keeps beside the hyperparameters.
+  static constexpr Setting kManaged[] = {
+      {.name = "capturable", .kind = SettingKind::kFlag, .fallback = 0},
+      {.name = "nonfinite",
+       .kind = SettingKind::kWord,
+       .words = {"raise", "skip", "ignore"}}};
   sampler_ = sampler;
-  for (const Setting& row : SettingsOf(sampler)) {
-    values_.push_back({row.name, &row, nullptr, DefaultOf(row)});
+  for (const auto rows :
+       {SettingsOf(sampler), std::span<const Setting>(kManaged)}) {
+    for (const Setting& row : rows) {
+      values_.push_back({row.name, &row, nullptr, DefaultOf(row)});
+    }
   }
 }
 
@@ -394,8 +319,6 @@ bool OptionValues::agrees_with(const OptionValues& other,
 
 void OptionValues::share(const OptionValues& other,
                          const std::vector<std::string>& names) {
-  capturable = other.capturable;
-  nonfinite = other.nonfinite;
   for (const std::string& name : names) {
     const size_t place = place_of(name);
     values_[place] = other.values_[place];
@@ -407,12 +330,6 @@ std::vector<std::string> OptionValues::set_for_all(
     const OptionValues& ours, const std::vector<std::string>& shared) const {
   std::vector<std::string> names;
   if (seed) names.emplace_back("seed");
-  if (capturable && is_capturable() != ours.is_capturable()) {
-    names.emplace_back("capturable");
-  }
-  if (nonfinite && nonfinite_choice() != ours.nonfinite_choice()) {
-    names.emplace_back("nonfinite");
-  }
   for (const std::string& name : shared) {
     if (is_set(name) && !agrees_with(ours, {name})) names.push_back(name);
   }
@@ -431,10 +348,6 @@ SamplerOptions& SamplerOptions::operator=(const SamplerOptions& other) {
 }
 SamplerOptions::~SamplerOptions() = default;
 
-bool SamplerOptions::capturable() const { return values_->is_capturable(); }
-std::string SamplerOptions::nonfinite() const {
-  return values_->nonfinite_choice();
-}
 std::optional<int64_t> SamplerOptions::seed() const { return values_->seed; }
 double SamplerOptions::number(std::string_view name) const {
   return values_->number(name);
@@ -447,17 +360,9 @@ void SamplerOptions::put(std::string_view name, const c10::IValue& value) {
   values_->put(name, value);
 }
 
-void SamplerOptions::put_prior_means(const std::vector<at::Tensor>& values) {
+void SamplerOptions::put_prior_means(const Tensors& values) {
   values_->prior_means = values;
   values_->means_are_kept = false;
 }
 void SamplerOptions::put_seed(int64_t value) { values_->seed = value; }
-void SamplerOptions::put_capturable(bool value) {
-  values_->capturable = value;
-  values_->set_checked(false);
-}
-void SamplerOptions::put_nonfinite(const std::string& value) {
-  values_->nonfinite = value;
-}
-
 }  // namespace torch_sgmcmc

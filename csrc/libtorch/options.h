@@ -2,11 +2,11 @@
 // csrc/host/settings.cpp.
 #pragma once
 
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,6 +18,10 @@
 #include "torch_sgmcmc/state_dict.h"
 
 namespace torch_sgmcmc {
+
+using Tensors = std::vector<at::Tensor>;
+using ParamGroup = torch::optim::OptimizerParamGroup;
+using LossClosure = torch::optim::Optimizer::LossClosure;
 
 // A count on the host or, as an int64 scalar, on a device.
 struct Count {
@@ -37,18 +41,66 @@ struct Count {
   }
 };
 
-// Conversions to and from a state dict's values. Reading throws
-// std::invalid_argument for another type.
-template <typename T>
-c10::IValue ToValue(std::string_view name, const T& value);
-template <typename T>
-T FromValue(std::string_view name, const c10::IValue& value);
-
 // A count in a state dict: Note [Ints of state dicts],
 // torch_sgmcmc/core/state_dict.py.
 c10::IValue SavedCount(const Count& count);
 // The same for ints wider than 32 bits; other values unchanged.
 c10::IValue Narrow(const c10::IValue& value);
+
+// Conversions to and from a state dict's values. Reading throws
+// std::invalid_argument for another type.
+c10::IValue ToValue(const auto& value) { return value; }
+inline c10::IValue ToValue(const Count& count) {
+  return count.is_on_device() ? c10::IValue(count.device) : count.host;
+}
+template <typename T>
+c10::IValue ToValue(const std::vector<T>& values) {
+  c10::impl::GenericList list(c10::AnyType::get());
+  for (const T& value : values) list.push_back(Narrow(value));
+  return list;
+}
+
+[[noreturn]] void WrongType(std::string_view name, const c10::IValue& value,
+                            const char* wanted);
+double RealFrom(std::string_view name, const c10::IValue& value);
+int64_t WholeFrom(std::string_view name, const c10::IValue& value);
+
+template <typename T>
+constexpr bool kIsOptional = false;
+template <typename T>
+constexpr bool kIsOptional<std::optional<T>> = true;
+
+template <typename T>
+T FromValue(std::string_view name, const c10::IValue& value) {
+  if constexpr (kIsOptional<T>) {
+    if (value.isNone()) return {};
+    return FromValue<typename T::value_type>(name, value);
+  } else if constexpr (std::is_same_v<T, double>) {
+    return RealFrom(name, value);
+  } else if constexpr (std::is_same_v<T, int64_t>) {
+    return WholeFrom(name, value);
+  } else if constexpr (std::is_same_v<T, bool>) {
+    if (!value.isBool()) WrongType(name, value, "a bool");
+    return value.toBool();
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    if (!value.isString()) WrongType(name, value, "a string");
+    return value.toStringRef();
+  } else if constexpr (std::is_same_v<T, Count>) {
+    if (value.isTensor()) return {0, value.toTensor()};
+    return {value.toInt()};
+  } else {
+    using Element = typename T::value_type;
+    constexpr bool kIsReal = std::is_same_v<Element, double>;
+    if (!value.isList()) {
+      WrongType(name, value, kIsReal ? "a list of numbers" : "a list of ints");
+    }
+    T result;
+    for (const c10::IValue& element : value.toListRef()) {
+      result.push_back(FromValue<Element>(name, element));
+    }
+    return result;
+  }
+}
 
 // True if values are equal; NaN equals NaN.
 bool Alike(const c10::IValue& a, const c10::IValue& b);
@@ -79,9 +131,9 @@ class NamedValues {
          [](std::string_view own, const c10::IValue& value) {
            using Saved =
                std::conditional_t<std::is_same_v<T, Count>, int64_t, T>;
-           return ToValue(own, FromValue<Saved>(own, value));
+           return ToValue(FromValue<Saved>(own, value));
          },
-         ToValue(name, begin)});
+         ToValue(begin)});
   }
   bool is_set(std::string_view name) const {
     return values_[place_of(name)].is_set;
@@ -90,11 +142,7 @@ class NamedValues {
   double number_or(std::string_view name, double otherwise) const;
   double number(std::string_view name) const;
   // An operator's number; 0 for words and none.
-  double number_at(size_t place) const {
-    const c10::IValue& value = values_[place].value;
-    if (value.isDouble()) return value.toDouble();
-    return value.isInt() ? static_cast<double>(value.toInt()) : 0;
-  }
+  double number_at(size_t place) const;
   // Throws std::out_of_range for unknown names.
   size_t place_of(std::string_view name) const;
   std::vector<std::string> keys() const;
@@ -130,8 +178,8 @@ class OptionValues : public NamedValues {
   double prior_precision() const { return number("prior_precision"); }
   double prior_mean() const { return number("prior_mean"); }
   double temperature() const { return number("temperature"); }
-  bool is_capturable() const { return capturable.value_or(false); }
-  std::string nonfinite_choice() const { return nonfinite.value_or("raise"); }
+  bool is_capturable() const { return get<bool>("capturable"); }
+  std::string nonfinite_choice() const { return get<std::string>("nonfinite"); }
   std::optional<int64_t> chains() const;
 
   // Throws std::invalid_argument if a value is out of range.
@@ -152,10 +200,8 @@ class OptionValues : public NamedValues {
       const OptionValues& ours, const std::vector<std::string>& shared) const;
 
   // Until the sampler has copied them.
-  std::vector<at::Tensor> prior_means;
+  Tensors prior_means;
   bool means_are_kept = false;
-  std::optional<bool> capturable;
-  std::optional<std::string> nonfinite;
   std::optional<int64_t> seed;
   // The factor of a noise estimate of another lr, T or N.
   double estimate_scale = 1;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "libtorch/checks.h"
+#include "libtorch/options.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -116,8 +117,7 @@ Prediction Predictive::result() const {
 }
 
 StateDict Predictive::state_dict() const {
-  c10::impl::GenericList weights(c10::AnyType::get());
-  for (const double weight : weights_) weights.push_back(weight);
+  const c10::IValue weights = ToValue(weights_);
   if (weights_.empty()) return {{"weights", weights}, {"sums", c10::IValue()}};
   StateDict means;
   if (link_ != Link::kIdentity) means.set("", entropies_);

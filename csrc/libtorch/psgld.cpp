@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -71,7 +70,6 @@ class PSGLDImpl : public SamplerImpl {
         lists.state[0].push_back(root.of(square, eps));
       }
     }
-    start_masters(lists);
   }
 
   void update(const TensorLists& lists) override {

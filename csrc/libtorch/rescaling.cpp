@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
-#include <utility>
 
 #include "libtorch/checks.h"
 #include "libtorch/sampler_impl.h"
@@ -53,7 +52,7 @@ bool HasChanged(const GroupRecords& records, const OptionValues& options) {
 // The factor for the momenta of all parameters; none if they are drawn.
 std::optional<double> ScaleOf(const MomentumSettings& from,
                               const MomentumSettings& to,
-                              const std::vector<at::Tensor>& params) {
+                              const Tensors& params) {
   const bool in_double = std::ranges::all_of(params, [](const at::Tensor& p) {
     return p.scalar_type() == at::kDouble;
   });
@@ -63,7 +62,7 @@ std::optional<double> ScaleOf(const MomentumSettings& from,
 
 // True if new momenta are drawn, as after T = 0.
 bool IsDrawn(const GroupRecords& records, const OptionValues& options,
-             const std::vector<at::Tensor>& params) {
+             const Tensors& params) {
   return records.momenta && HasChanged(records, options) &&
          !ScaleOf(*records.momenta, MomentumSettingsOf(options), params);
 }
@@ -80,7 +79,7 @@ std::vector<std::string> RecordKeys(const OptionValues& options) {
 }
 
 Scales ScalesOf(const GroupRecords& records, const OptionValues& options,
-                const std::vector<at::Tensor>& params) {
+                const Tensors& params) {
   if (!records.momenta || !HasChanged(records, options)) return {};
   const MomentumSettings& from = *records.momenta;
   const MomentumSettings to = MomentumSettingsOf(options);
@@ -117,7 +116,7 @@ void WriteRecords(const GroupRecords& records, const OptionValues& options,
       record = Numbers(records.estimate->settings);
       record->insert(record->begin(), records.estimate->value);
     }
-    group.set(key, ToValue(key, record));
+    group.set(key, record ? ToValue(*record) : c10::IValue());
   }
 }
 
@@ -153,11 +152,7 @@ void SamplerImpl::redraw_momenta() {
     if (!IsDrawn(own.records, options, params)) continue;
     for (size_t i = 0; i < params.size(); ++i) {
       if (!state_of(params[i])["momentum"].defined()) continue;
-      TensorLists one;
-      one.options = &options;
-      one.seed = chain_.seed;
-      one.step = own.step;
-      one.num_chains = chains_with_seeds(options);
+      TensorLists one = begin_lists(g, params[i].is_cuda(), {});
       one.params = {params[i]};
       one.offsets = {own.offsets[i]};
       at::Tensor drawn;

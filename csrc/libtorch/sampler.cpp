@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/generated/variable_factories.h>
 #include <torch/serialize/archive.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -16,14 +15,13 @@
 #include <unordered_set>
 #include <utility>
 
+#include "host/parameters.h"
 #include "libtorch/checks.h"
 #include "libtorch/sampler_impl.h"
 #include "libtorch/tensor_lists.h"
 #include "random/counter.h"
 
 namespace torch_sgmcmc {
-
-using torch::optim::OptimizerParamGroup;
 
 namespace {
 
@@ -35,9 +33,9 @@ int64_t DrawSeed() {
 }
 
 // The parameters of modules that are tied are listed under each name.
-std::vector<at::Tensor> WithoutRepeats(const std::vector<at::Tensor>& params) {
+Tensors WithoutRepeats(const Tensors& params) {
   std::unordered_set<const void*> known;
-  std::vector<at::Tensor> unique;
+  Tensors unique;
   for (const at::Tensor& param : params) {
     if (known.insert(param.unsafeGetTensorImpl()).second) {
       unique.push_back(param);
@@ -53,7 +51,7 @@ void CheckFit(const char* name, const at::Tensor& value,
   const at::ScalarType wanted = StateDtype(param);
   if (value.sizes() == param.sizes() && value.scalar_type() == wanted &&
       value.device() == param.device() && value.layout() == at::kStrided &&
-      (value.is_contiguous() || !MayRepeat(value))) {
+      (value.is_contiguous() || !MayRepeat(value.sizes(), value.strides()))) {
     return;
   }
   Raise(sampler, " has a ", name, " of ", DtypeName(value.scalar_type()),
@@ -84,12 +82,11 @@ std::map<std::string_view, MakeSampler>& Registry() {
 std::shared_ptr<SamplerImpl> MakeImpl(const char* name) {
   const auto found = Registry().find(name);
   if (found != Registry().end()) return found->second();
-  std::string known;
-  for (const auto& [each, make] : Registry()) {
-    known += (known.empty() ? "" : ", ") + std::string(each);
-  }
+  std::vector<std::string> known;
+  for (const auto& [each, make] : Registry()) known.emplace_back(each);
   throw std::logic_error(c10::str("no sampler is registered for options of ",
-                                  name, " (must be of ", known, ")"));
+                                  name, " (must be of ", Enumerated(known),
+                                  ")"));
 }
 
 }  // namespace
@@ -104,9 +101,9 @@ bool IsRegistered(std::string_view name) { return Registry().contains(name); }
 
 // ---- The interface ----------------------------------------------------------
 
-Sampler::Sampler(const std::vector<OptimizerParamGroup>& param_groups,
+Sampler::Sampler(const std::vector<ParamGroup>& param_groups,
                  std::unique_ptr<SamplerOptions> defaults)
-    : Optimizer(std::vector<OptimizerParamGroup>{}, std::move(defaults)),
+    : Optimizer(std::vector<ParamGroup>{}, std::move(defaults)),
       impl_(MakeImpl(OptionAccess::Of(*defaults_).sampler())) {
   impl_->set_owner(this);
   impl_->construct(param_groups);
@@ -138,7 +135,7 @@ SamplerImpl& Sampler::impl() const {
   return *impl_;
 }
 
-torch::optim::OptimizerParamGroup& Sampler::group_at(size_t group) {
+ParamGroup& Sampler::group_at(size_t group) {
   auto& groups = param_groups();
   if (group >= groups.size()) {
     throw std::out_of_range(c10::str("Invalid group: ", group,
@@ -158,7 +155,7 @@ std::shared_ptr<SamplerImpl> Locked(const std::weak_ptr<SamplerImpl>& impl) {
 torch::Tensor Sampler::step(LossClosure closure) {
   return impl().step(closure);
 }
-void Sampler::add_param_group(const OptimizerParamGroup& param_group) {
+void Sampler::add_param_group(const ParamGroup& param_group) {
   impl().add_param_group(param_group);
 }
 int64_t Sampler::seed() const { return impl().seed(); }
@@ -193,23 +190,21 @@ bool has_cuda() {
 
 // ---- Groups -----------------------------------------------------------------
 
-void SamplerImpl::construct(const std::vector<OptimizerParamGroup>& groups) {
+void SamplerImpl::construct(const std::vector<ParamGroup>& groups) {
   if (groups.empty()) Invalid("optimizer got an empty parameter list");
-  for (const OptimizerParamGroup& group : groups) {
+  for (const ParamGroup& group : groups) {
     if (group.params().empty() && groups.size() == 1) {
       Invalid("optimizer got an empty parameter list");
     }
   }
   OptionValues& options = OptionAccess::Of(owner_->defaults());
-  if (!options.capturable) options.capturable = false;
-  if (!options.nonfinite) options.nonfinite = "raise";
-  check_nonfinite(options);
+  CheckWord("nonfinite", options.nonfinite_choice(), nonfinite_choices());
   const std::optional<int64_t> given = std::exchange(options.seed, {});
   chain_.capturable = options.is_capturable();
   chain_.num_chains = chains_with_seeds(options);
   keeps_momenta_ = !RecordKeys(options).empty();
   // Groups may set what the defaults do not.
-  for (const OptimizerParamGroup& group : groups) add_param_group(group);
+  for (const ParamGroup& group : groups) add_param_group(group);
   options.prior_means.clear();  // the group has them
   chain_.seed = given ? *given : DrawSeed();
 }
@@ -223,13 +218,13 @@ int64_t SamplerImpl::steps_counted() const {
   return chain_.groups.empty() ? 0 : chain_.groups[0].step.get();
 }
 
-void SamplerImpl::add_param_group(const OptimizerParamGroup& param_group) {
+void SamplerImpl::add_param_group(const ParamGroup& param_group) {
   catch_up();  // which may put the counters back
   complete_all();
   follow_groups();
   auto options = options_for(param_group);
   OptionValues& group = OptionAccess::Of(*options);
-  const std::vector<at::Tensor> params = WithoutRepeats(param_group.params());
+  const Tensors params = WithoutRepeats(param_group.params());
   check_new(params, group);
   GroupState numbers;
   if (!group.prior_means.empty()) {
@@ -253,8 +248,10 @@ void SamplerImpl::add_param_group(const OptimizerParamGroup& param_group) {
 
 // A new group's options, checked; the sampler's where it sets none.
 std::unique_ptr<torch::optim::OptimizerOptions> SamplerImpl::options_for(
-    const OptimizerParamGroup& param_group) const {
-  const std::vector<std::string> shared = shared_names();
+    const ParamGroup& param_group) const {
+  std::vector<std::string> shared = {"capturable", "nonfinite"};
+  const auto own_shared = shared_names();
+  shared.insert(shared.end(), own_shared.begin(), own_shared.end());
   const OptionValues& ours = groups().empty() ? defaults() : options_of(0);
   auto options = owner_->defaults().clone();
   if (param_group.has_options()) {
@@ -290,11 +287,11 @@ std::unique_ptr<torch::optim::OptimizerOptions> SamplerImpl::options_for(
 }
 
 // Throws unless these can be the parameters of a further group.
-void SamplerImpl::check_new(const std::vector<at::Tensor>& params,
+void SamplerImpl::check_new(const Tensors& params,
                             const OptionValues& options) const {
   std::unordered_set<const void*> known;
-  std::vector<std::vector<at::Tensor>> all;
-  for (const OptimizerParamGroup& previous : groups()) {
+  std::vector<Tensors> all;
+  for (const ParamGroup& previous : groups()) {
     for (const at::Tensor& param : previous.params()) {
       known.insert(param.unsafeGetTensorImpl());
     }
@@ -302,8 +299,9 @@ void SamplerImpl::check_new(const std::vector<at::Tensor>& params,
   }
   size_t number = 0;
   for (const at::Tensor& param : params) {
-    check_param(param, options,
-                c10::str(", number ", number++, " of group ", groups().size()));
+    CheckParameter(
+        name(), param, options.chains(),
+        c10::str(", number ", number++, " of group ", groups().size()));
     if (known.contains(param.unsafeGetTensorImpl())) {
       Invalid("some parameters appear in more than one parameter group");
     }
@@ -314,8 +312,7 @@ void SamplerImpl::check_new(const std::vector<at::Tensor>& params,
 
 // ---- A step -----------------------------------------------------------------
 
-torch::Tensor SamplerImpl::step(
-    const torch::optim::Optimizer::LossClosure& closure) {
+torch::Tensor SamplerImpl::step(const LossClosure& closure) {
   begin_step();
   torch::Tensor loss;
   if (closure != nullptr) {
@@ -401,34 +398,36 @@ bool SamplerImpl::has_moved(const std::vector<TensorLists>& lists) const {
 }
 
 void SamplerImpl::check_groups() const {
-  const std::vector<std::string> shared = shared_names();
   for (size_t group = 0; group < groups().size(); ++group) {
     check_known(group);
     check(options_of(group));
-    if (options_of(group).agrees_with(options_of(0), shared)) continue;
-    std::vector<StateDict> values(groups().size());
-    for (size_t i = 0; i < values.size(); ++i) options_of(i).write(values[i]);
-    CheckEqual(values, shared, why_equal());
   }
+  check_equal(shared_names(), why_equal());
+}
+
+void SamplerImpl::check_equal(const std::vector<std::string>& names,
+                              const char* why) const {
+  std::vector<StateDict> values(groups().size());
+  bool are_equal = true;
+  for (size_t i = 0; i < values.size(); ++i) {
+    are_equal = are_equal && options_of(i).agrees_with(options_of(0), names);
+  }
+  if (are_equal) return;
+  for (size_t i = 0; i < values.size(); ++i) options_of(i).write(values[i]);
+  CheckEqual(values, names, why);
 }
 
 void SamplerImpl::check(const OptionValues& options) const {
   if (options.is_checked()) return;
+  CheckWord("nonfinite", options.nonfinite_choice(), nonfinite_choices());
   options.check_ranges();
   check_options(options);
   options.set_checked(true);
 }
 
-void SamplerImpl::check_param(const at::Tensor& param,
-                              const OptionValues& options,
-                              const std::string& place) const {
-  CheckParameter(name(), param, place);
-  CheckChains(param, options.chains());
-}
-
-std::vector<at::Tensor> SamplerImpl::all_params() const {
-  std::vector<at::Tensor> params;
-  for (const OptimizerParamGroup& group : groups()) {
+Tensors SamplerImpl::all_params() const {
+  Tensors params;
+  for (const ParamGroup& group : groups()) {
     params.insert(params.end(), group.params().begin(), group.params().end());
   }
   return params;
@@ -444,7 +443,7 @@ void SamplerImpl::check_known(size_t group) const {
 // Adds the group's parameters with a gradient, a list for each device.
 void SamplerImpl::collect(size_t group, std::vector<TensorLists>& lists) {
   OptionValues& options = options_of(group);
-  const std::vector<at::Tensor>& params = groups()[group].params();
+  const Tensors& params = groups()[group].params();
   check_known(group);
   GroupState& own = chain_.groups[group];
   const double scale = FollowEstimate(own.records, options);
@@ -516,16 +515,19 @@ TensorLists SamplerImpl::begin_lists(size_t group, bool on_cuda,
 
 // Throws unless a parameter is as it was added.
 void SamplerImpl::check_unchanged(const at::Tensor& param) const {
-  if (param.is_contiguous() && param.layout() == at::kStrided &&
+  const std::optional<int64_t> chains = options_of(0).chains();
+  const bool has_chains =
+      !chains || (param.dim() > 0 && param.size(0) == *chains);
+  if (has_chains && param.is_contiguous() && param.layout() == at::kStrided &&
       param.is_floating_point() && (param.is_cpu() || param.is_cuda())) {
     return;
   }
   try {
-    CheckParameter(name(), param);
+    CheckParameter(name(), param, chains);
   } catch (const std::invalid_argument& error) {
     Raise(error.what());  // a step has found it
   }
-  if (MayRepeat(param)) {
+  if (MayRepeat(param.sizes(), param.strides())) {
     Raise(name(),
           " cannot update an expanded parameter (several elements share "
           "memory): shape ",
@@ -537,7 +539,6 @@ void SamplerImpl::check_fit(const TensorLists& lists, size_t index) const {
   const at::Tensor& param = lists.params[index];
   const at::Tensor& grad = lists.grads[index];
   check_unchanged(param);
-  CheckChains(param, lists.options->chains());
   if (grad.scalar_type() != param.scalar_type() ||
       grad.sizes() != param.sizes() || grad.device() != param.device()) {
     Raise(name(), " got a gradient of ", DtypeName(grad.scalar_type()),
@@ -567,17 +568,16 @@ at::Tensor SamplerImpl::prior_mean_of(const at::Tensor& param) const {
   return found == prior_means_.end() ? at::Tensor() : found->second;
 }
 
-void SamplerImpl::start_masters(TensorLists& lists) {
-  for (const at::Tensor& param : lists.params) {
-    if (!HasMaster(param)) continue;
-    at::Tensor& master = own_state_of(param)["master"];
-    if (!master.defined()) master = param.detach().to(at::kFloat);
-    lists.masters.push_back(master);
-  }
-}
-
 void SamplerImpl::prepare_all(std::vector<TensorLists>& lists) {
-  for (TensorLists& each : lists) prepare(each);
+  for (TensorLists& each : lists) {
+    prepare(each);
+    for (const at::Tensor& param : each.params) {
+      if (!HasMaster(param)) continue;
+      at::Tensor& master = own_state_of(param)["master"];
+      if (!master.defined()) master = param.detach().to(at::kFloat);
+      each.masters.push_back(master);
+    }
+  }
 }
 
 const SamplerParamState& SamplerImpl::state_of(const at::Tensor& param) const {

@@ -1,11 +1,4 @@
 // The implementation of a sampler: its data, and the parts of a step.
-//
-// Note [Numbers of elements]
-// Noise is a function of (seed, step, purpose, element). Each parameter has its
-// own range of elements: offset, size; next_offset was never used. A parameter
-// that grows would reach into its neighbour's range, and independent
-// coordinates would share noise. So every step checks sizes and refuses
-// changes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +17,6 @@
 #include <vector>
 
 #include "host/rescaling.h"
-#include "libtorch/method.h"
 #include "libtorch/options.h"
 #include "libtorch/tensor_lists.h"
 #include "torch_sgmcmc/sampler.h"
@@ -65,7 +57,7 @@ struct Scales {
   double thermostat = 1;
 };
 Scales ScalesOf(const GroupRecords& records, const OptionValues& options,
-                const std::vector<at::Tensor>& params);
+                const Tensors& params);
 // Records the settings of a new noise estimate; returns its factor for these
 // options.
 double FollowEstimate(GroupRecords& records, const OptionValues& options);
@@ -90,11 +82,10 @@ struct GroupState {
   GroupRecords records;
 
   // Numbers all parameters from `begin` on; returns the next free number.
-  int64_t number(const std::vector<at::Tensor>& all, int64_t num_chains,
-                 int64_t begin);
+  int64_t number(const Tensors& all, int64_t num_chains, int64_t begin);
   // Counters on the device of these parameters, if capturable.
   void set_counters(int64_t steps, int64_t skipped, bool capturable,
-                    const std::vector<at::Tensor>& all);
+                    const Tensors& all);
 };
 
 // Seed, counters and noise offsets.
@@ -107,13 +98,9 @@ struct ChainState {
   int64_t num_chains = 0;
 };
 
-// Throws if saved ranges of elements overlap.
-void CheckRanges(const ChainState& saved);
-
-// A device's counts of NaNs and infinities for one kind of tensor.
+// A device's counts of NaNs and infinities in gradients.
 struct FiniteCheck {
-  const char* what;
-  std::vector<at::Tensor> params;
+  Tensors params;
   at::Tensor counts;
 };
 
@@ -146,12 +133,11 @@ class SamplerImpl {
   Sampler& owner() const { return *owner_; }
 
   // Takes its defaults and first groups.
-  void construct(const std::vector<torch::optim::OptimizerParamGroup>& groups);
+  void construct(const std::vector<ParamGroup>& groups);
 
   // See Sampler.
-  virtual torch::Tensor step(
-      const torch::optim::Optimizer::LossClosure& closure);
-  void add_param_group(const torch::optim::OptimizerParamGroup& param_group);
+  virtual torch::Tensor step(const LossClosure& closure);
+  void add_param_group(const ParamGroup& param_group);
   int64_t seed() const { return chain_.seed; }
   int64_t num_steps() const;
   int64_t num_skipped() const;
@@ -161,9 +147,7 @@ class SamplerImpl {
   SamplerParamState& own_state_of(const at::Tensor& param);
 
   const char* name() const { return defaults().sampler(); }
-  std::vector<torch::optim::OptimizerParamGroup>& groups() const {
-    return owner_->param_groups();
-  }
+  std::vector<ParamGroup>& groups() const { return owner_->param_groups(); }
   OptionValues& options_of(size_t group) const {
     return OptionAccess::Of(groups()[group].options());
   }
@@ -171,20 +155,19 @@ class SamplerImpl {
   at::Tensor prior_mean_of(const at::Tensor& param) const;
   // The number of steps, without waiting for a device's last one.
   int64_t steps_counted() const;
-  std::vector<at::Tensor> all_params() const;
+  Tensors all_params() const;
   // The step, and in a hook of SBPS the time, of the parameters' values.
   virtual std::pair<int64_t, double> draw_time() const {
     return {num_steps(), 0};
   }
 
  protected:
-  // ---- Hooks
-  // -----------------------------------------------------------------
+  // ---- Hooks ----------------------------------------------------------------
 
-  // Initialises and checks state; fills lists.state and lists.masters. Called
-  // for all lists before the first update.
+  // Initialises and checks state; fills lists.state. Called for all lists
+  // before the first update.
   virtual void prepare(TensorLists& lists);
-  // Calls prepare() for all lists.
+  // Calls prepare() for all lists, and fills lists.masters.
   virtual void prepare_all(std::vector<TensorLists>& lists);
   // The operator of an update with these options; null if code is.
   virtual const char* op_of(const OptionValues& /*options*/) const {
@@ -232,12 +215,8 @@ class SamplerImpl {
   std::vector<TensorLists> gather();
   // Throws if an operator would refuse parameters, gradients or state.
   void check_fit(const std::vector<TensorLists>& lists) const;
-  // Throws (StepSkipped with "skip") if a gradient, or another tensor of an
-  // update, is not finite.
+  // Throws (StepSkipped with "skip") if a gradient is not finite.
   void check_finite(const std::vector<TensorLists>& lists);
-  void check_finite(const std::vector<TensorLists>& lists,
-                    const std::vector<std::vector<at::Tensor>>& tensors,
-                    const char* what);
   // Updates all lists and counts the step.
   void advance(const std::vector<TensorLists>& lists);
   // Calls an operator with the group's hyperparameters, except those given
@@ -245,19 +224,18 @@ class SamplerImpl {
   void update_by(
       const char* op, const TensorLists& lists,
       std::initializer_list<std::pair<std::string_view, double>> instead = {});
-  // Counts a skipped step.
   void skip_step();
-  // Fills lists.masters; creates missing ones.
-  void start_masters(TensorLists& lists);
 
   // Throws unless all groups are known, valid, and have equal shared values.
   void check_groups() const;
+  // Throws unless values of these names are equal in all groups.
+  void check_equal(const std::vector<std::string>& names,
+                   const char* why) const;
   // Throws if a group was not added by this class.
   void check_known(size_t group) const;
   // Throws if options are out of range; unchanged options are not checked
   // again.
   void check(const OptionValues& options) const;
-  // The policy of all groups.
   std::string nonfinite() const;
   // True if lr is 0 in all groups.
   bool rests() const;
@@ -280,13 +258,9 @@ class SamplerImpl {
   void check_unchanged(const at::Tensor& param) const;
   void check_fit(const TensorLists& lists, size_t index) const;
   std::unique_ptr<torch::optim::OptimizerOptions> options_for(
-      const torch::optim::OptimizerParamGroup& param_group) const;
-  void check_new(const std::vector<at::Tensor>& params,
-                 const OptionValues& options) const;
-  void keep_means(OptionValues& options, const std::vector<at::Tensor>& params);
-  void check_param(const at::Tensor& param, const OptionValues& options,
-                   const std::string& place = "") const;
-  void check_nonfinite(const OptionValues& options) const;
+      const ParamGroup& param_group) const;
+  void check_new(const Tensors& params, const OptionValues& options) const;
+  void keep_means(OptionValues& options, const Tensors& params);
   const Method& method_of(const char* op, const OptionValues& options);
   void check_numbers();
   void follow_groups();
@@ -306,7 +280,6 @@ class SamplerImpl {
   void finish_rescaling(const std::vector<TensorLists>& lists);
   void rescale_now(std::vector<TensorLists>& lists);
 
-  // For state dicts.
   struct Loaded;
   void check_saved_groups(const c10::IValue& theirs) const;
   Loaded read(const c10::IValue& theirs, const StateDict& state) const;
@@ -335,7 +308,6 @@ class SamplerImpl {
   std::vector<const void*> moved_;
   // True if momenta are rescaled.
   bool keeps_momenta_ = false;
-  // The operators of updates.
   std::vector<Method> methods_;
 
   bool has_warned_of_no_gradient_ = false;
@@ -354,7 +326,7 @@ struct SamplerAccess {
 std::shared_ptr<SamplerImpl> Locked(const std::weak_ptr<SamplerImpl>& impl);
 
 // "0 of group 1, of shape [2, 3]"
-std::string NameOf(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+std::string NameOf(const std::vector<ParamGroup>& groups,
                    const at::Tensor& param);
 
 #ifdef TORCH_SGMCMC_TESTS
@@ -364,9 +336,6 @@ TORCH_SGMCMC_API void DeferFiniteChecksOnCpu(bool value);
 
 // Throws if capturable, which samplers that decide on the host cannot be.
 void CheckNotCapturable(const OptionValues& options);
-
-// The first multiple of the noise block at or after offset + size.
-int64_t NextOffset(int64_t offset, int64_t size);
 
 // Samplers by name. Each registers itself in the file of its stem, in the
 // initialiser of a static variable, which runs when the library is loaded.

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "host/parameters.h"
 #include "host/settings.h"
 #include "libtorch/checks.h"
 #include "libtorch/sampler_impl.h"
@@ -26,11 +27,7 @@ constexpr int64_t kFormat = 1;
 using Names = std::set<std::string>;  // sorted, as messages list them
 
 std::string InARow(const Names& names) {
-  std::string row;
-  for (const std::string& name : names) {
-    row += (row.empty() ? "" : ", ") + name;
-  }
-  return row;
+  return Enumerated({names.begin(), names.end()});
 }
 
 [[noreturn]] void Unknown(const std::string& where, const Names& keys,
@@ -147,12 +144,8 @@ at::Tensor SavedTensor(const StateDict& kept, const char* name,
   const c10::IValue value = kept.at(name);
   const std::string what =
       std::string(name) + " of parameter " + std::to_string(index);
-  CheckTensor("Invalid state_dict: " + what, value, param.sizes());
-  if (!value.toTensor().is_floating_point()) {
-    Invalid("Invalid state_dict: ", what, " is of ",
-            DtypeName(value.toTensor().scalar_type()),
-            " (must be floating point)");
-  }
+  CheckTensor("Invalid state_dict: " + what, value, param.sizes(),
+              /*is_floating_point=*/true);
   return value.toTensor().detach().to(param.device(), StateDtype(param),
                                       /*non_blocking=*/false, true);
 }
@@ -176,18 +169,7 @@ c10::IValue ListOf(const StateDict& dict, const char* key) {
 }
 
 std::vector<int64_t> IntegersOf(const StateDict& dict, const char* key) {
-  const c10::IValue list = ListOf(dict, key);
-  std::vector<int64_t> result;
-  for (const c10::IValue& item : list.toList().vec()) {
-    result.push_back(FromValue<int64_t>(key, item));
-  }
-  return result;
-}
-
-c10::IValue ToList(const std::vector<int64_t>& integers) {
-  c10::impl::GenericList list(c10::AnyType::get());
-  for (const int64_t integer : integers) list.push_back(Narrow(integer));
-  return list;
+  return FromValue<std::vector<int64_t>>(key, dict.at(key));
 }
 
 }  // namespace
@@ -219,13 +201,11 @@ StateDict SamplerImpl::write_group(const OptionValues& options,
   options.write(group);
   progress.write(group);
   WriteRecords(own.records, options, group);
-  group.set("capturable", options.is_capturable());
-  group.set("nonfinite", options.nonfinite_choice());
   group.set("seed", SavedCount({chain.seed}));
   group.set("step", SavedCount(own.step));
   group.set("num_skipped", SavedCount(own.num_skipped));
-  group.set("offsets", ToList(own.offsets));
-  group.set("sizes", ToList(own.sizes));
+  group.set("offsets", ToValue(own.offsets));
+  group.set("sizes", ToValue(own.sizes));
   group.set("next_offset", SavedCount({chain.next_offset}));
   return group;
 }
@@ -261,7 +241,7 @@ StateDict SamplerImpl::state_dict() const {
       if (has_state || kept.size() > 0) state.set(index, kept);
       indices.push_back(index++);
     }
-    group.set("params", ToList(indices));
+    group.set("params", ToValue(indices));
     saved.push_back(group);
   }
   return {{"state", state}, {"param_groups", saved}};
@@ -347,7 +327,15 @@ SamplerImpl::Loaded SamplerImpl::read(const c10::IValue& theirs,
     equal.insert(equal.end(), names.begin(), names.end());
   }
   CheckEqual(written, equal, why_equal());
-  CheckRanges(loaded.chain);
+  std::vector<std::vector<int64_t>> offsets;
+  std::vector<std::vector<int64_t>> sizes;
+  for (const GroupState& group : loaded.chain.groups) {
+    for (const int64_t offset : group.offsets) CheckCount("offsets", offset);
+    offsets.push_back(group.offsets);
+    sizes.push_back(group.sizes);
+  }
+  CheckCount("next_offset", loaded.chain.next_offset);
+  CheckRanges(offsets, sizes, loaded.chain.next_offset);
   return loaded;
 }
 
@@ -397,8 +385,7 @@ void SamplerImpl::take(Loaded loaded) {
   chain_ = std::move(loaded.chain);
   moved_.clear();
   OptionValues& made_of = OptionAccess::Of(owner_->defaults());
-  made_of.capturable = options_of(0).capturable;
-  made_of.nonfinite = options_of(0).nonfinite;
+  made_of.share(options_of(0), {"capturable", "nonfinite"});
   parameters_changed();
 }
 
@@ -433,11 +420,10 @@ std::unique_ptr<SamplerParamState> SamplerImpl::read_state(
   return state;
 }
 
-// Reads a saved group into options, progress and `chain`.
 void SamplerImpl::read_group(const StateDict& saved, size_t index,
                              OptionValues& options, NamedValues& progress,
                              ChainState& chain) const {
-  const std::vector<at::Tensor>& params = groups()[index].params();
+  const Tensors& params = groups()[index].params();
   GroupState& own = chain.groups.emplace_back();
   own.offsets = IntegersOf(saved, "offsets");
   own.sizes = IntegersOf(saved, "sizes");
@@ -453,15 +439,13 @@ void SamplerImpl::read_group(const StateDict& saved, size_t index,
   const auto key = FromValue<int64_t>("seed", saved.at("seed"));
   options.read(saved);
   progress.read(saved);
-  options.capturable = FromValue<bool>("capturable", saved.at("capturable"));
   const int64_t steps = CountAt(saved, "step");
-  options.nonfinite =
-      FromValue<std::string>("nonfinite", saved.at("nonfinite"));
-  check_nonfinite(options);
   const int64_t skipped = CountAt(saved, "num_skipped");
   check(options);
   check_progress(progress, options);
-  for (const at::Tensor& param : params) check_param(param, options);
+  for (const at::Tensor& param : params) {
+    CheckParameter(name(), param, options.chains());
+  }
   own.set_counters(steps, skipped, options.is_capturable(), params);
   own.records = ReadRecords(saved, options);
   if (index > 0) return;
@@ -471,14 +455,13 @@ void SamplerImpl::read_group(const StateDict& saved, size_t index,
   chain.num_chains = chains_with_seeds(options);
 }
 
-// Reads the prior means of a saved group.
 void SamplerImpl::read_means(
     const StateDict& state, size_t group, const std::vector<int64_t>& indices,
     std::unordered_map<const void*, at::Tensor>& means) const {
-  const std::vector<at::Tensor>& params = groups()[group].params();
+  const Tensors& params = groups()[group].params();
   size_t having = 0;
   std::string lacking;
-  std::vector<at::Tensor> still;
+  Tensors still;
   for (size_t p = 0; p < indices.size(); ++p) {
     at::Tensor mean;
     if (state.contains(indices[p])) {

@@ -5,7 +5,6 @@
 #include <c10/util/ScopeExit.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <map>
 #include <memory>
@@ -35,11 +34,6 @@ constexpr const char* kSBPSNeedsClosure =
     "          CrossEntropyFuncOptions().reduction(torch::kNone));\n"
     "    });";
 
-NoiseStream ClockStream(int64_t seed, int64_t step) {
-  return {static_cast<uint64_t>(seed), static_cast<uint64_t>(step),
-          static_cast<uint32_t>(Purpose::kBounceClock)};
-}
-
 constexpr const char* kCounts[] = {
     "num_samples",    "num_observations", "num_proposals",   "num_bounces",
     "num_violations", "num_refreshments", "num_derivatives", "num_gradients"};
@@ -55,8 +49,7 @@ class SBPSImpl : public SamplerImpl {
     for (const char* count : kCounts) progress_.keep<int64_t>(count, 0);
   }
 
-  torch::Tensor step(
-      const torch::optim::Optimizer::LossClosure& closure) override;
+  torch::Tensor step(const LossClosure& closure) override;
   int64_t register_sample_hook(SBPS::SampleHook hook);
   void remove_sample_hook(int64_t key) { hooks_.erase(key); }
   const NamedValues& counts() const { return progress_; }
@@ -92,7 +85,7 @@ class SBPSImpl : public SamplerImpl {
   bool is_current(const Trajectory& trajectory);
   torch::Tensor event(std::shared_ptr<Trajectory>& trajectory,
                       NamedValues& progress, BounceClock& clock,
-                      const torch::optim::Optimizer::LossClosure& closure);
+                      const LossClosure& closure);
   void call_sample_hooks(Trajectory& trajectory, NamedValues& progress,
                          double begin, double line_begin, double line_end);
   void remember(const Trajectory& trajectory);
@@ -147,8 +140,7 @@ std::vector<std::string> SBPSImpl::shared_names() const {
 
 // ---- A step -----------------------------------------------------------------
 
-torch::Tensor SBPSImpl::step(
-    const torch::optim::Optimizer::LossClosure& closure) {
+torch::Tensor SBPSImpl::step(const LossClosure& closure) {
   if (closure == nullptr) Invalid(kSBPSNeedsClosure);
   begin_step();
   const at::NoGradGuard no_grad;
@@ -213,11 +205,12 @@ void CountEvent(ClockEvent event, bool bounces, bool exceeds,
 
 // Moves to the next event and sets the next trajectory. Also changes the
 // position, the clock and `progress`.
-torch::Tensor SBPSImpl::event(
-    std::shared_ptr<Trajectory>& trajectory, NamedValues& progress,
-    BounceClock& clock, const torch::optim::Optimizer::LossClosure& closure) {
+torch::Tensor SBPSImpl::event(std::shared_ptr<Trajectory>& trajectory,
+                              NamedValues& progress, BounceClock& clock,
+                              const LossClosure& closure) {
   const OptionValues& options = options_of(0);
-  const NoiseStream stream = ClockStream(seed(), num_steps());
+  const NoiseStream stream = KeyedStream(
+      seed(), static_cast<uint64_t>(num_steps()), Purpose::kBounceClock);
   const NextEvent next = clock.Next(options.number("num_std"),
                                     options.number("refresh_rate"), stream);
   const auto begin = progress.get<double>("trajectory_time");
@@ -418,11 +411,9 @@ std::shared_ptr<Trajectory> SBPSImpl::trajectory_now(NamedValues& progress,
                                                      BounceClock& clock) {
   const OptionValues& options = options_of(0);
   std::vector<double> target = {options.num_data(), options.temperature()};
-  for (size_t i = 0; i < groups().size(); ++i) {
-    target.push_back(options_of(i).prior_precision());
-  }
   std::vector<double> means;
   for (size_t i = 0; i < groups().size(); ++i) {
+    target.push_back(options_of(i).prior_precision());
     means.push_back(options_of(i).prior_mean());
   }
   // As in Python: only if one is not 0.
@@ -464,7 +455,6 @@ std::shared_ptr<Trajectory> SBPSImpl::trajectory_now(NamedValues& progress,
   return trajectory;
 }
 
-// Stores a trajectory in the parameters' state.
 void SBPSImpl::remember(const Trajectory& trajectory) {
   states().clear();
   for (const TrajectoryPart& part : trajectory.parts()) {
@@ -501,18 +491,15 @@ void SBPS::remove_sample_hook(int64_t key) {
 SBPSDiagnostics SBPS::diagnostics() const {
   const NamedValues& o = static_cast<SBPSImpl&>(impl()).counts();
   const auto time = o.get<double>("trajectory_time");
-  const auto bounces = o.get<int64_t>("num_bounces");
-  const auto refreshments = o.get<int64_t>("num_refreshments");
-  const auto b = static_cast<double>(bounces);
-  const auto p = o.get<double>("num_proposals");
-  const auto r = static_cast<double>(refreshments);
+  const auto proposals = o.get<double>("num_proposals");
+  const auto bounces = o.get<double>("num_bounces");
   return {time,
-          bounces,
-          refreshments,
-          Ratio(b, time),
-          Ratio(p, b),
-          Ratio(o.get<double>("num_violations"), p),
-          Ratio(time, b + r)};
+          o.get<int64_t>("num_bounces"),
+          o.get<int64_t>("num_refreshments"),
+          Ratio(bounces, time),
+          Ratio(proposals, bounces),
+          Ratio(o.get<double>("num_violations"), proposals),
+          Ratio(time, bounces + o.get<double>("num_refreshments"))};
 }
 
 }  // namespace torch_sgmcmc

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -80,20 +79,16 @@ std::vector<std::string> SGHMCImpl::state_keys() const {
 
 void SGHMCImpl::check_saved_state(const SamplerParamState& state,
                                   int64_t index) const {
-  const auto lacks = [&](const std::string& what) {
-    Invalid("Invalid state_dict: the state of parameter ", index, " lacks ",
-            what);
-  };
-  std::string missing;
-  int present = 0;
-  const auto look_for = [&](const char* key, bool is_there) {
-    present += is_there ? 1 : 0;
-    if (!is_there) missing += (missing.empty() ? "" : ", ") + std::string(key);
-  };
-  look_for("grad_variance", state["grad_variance"].defined());
-  look_for("num_grads", state.num_grads.has_value());
-  look_for("previous_grad", state["previous_grad"].defined());
-  if (present > 0 && !missing.empty()) lacks(missing);
+  std::vector<std::string> missing;
+  for (const auto& [key, is_there] :
+       {std::pair("grad_variance", state["grad_variance"].defined()),
+        std::pair("num_grads", state.num_grads.has_value()),
+        std::pair("previous_grad", state["previous_grad"].defined())}) {
+    if (!is_there) missing.emplace_back(key);
+  }
+  if (missing.empty() || missing.size() == 3) return;
+  Invalid("Invalid state_dict: the state of parameter ", index, " lacks ",
+          Enumerated(missing));
 }
 
 Start SGHMCImpl::start_of_momenta(const OptionValues& options) const {
@@ -102,20 +97,9 @@ Start SGHMCImpl::start_of_momenta(const OptionValues& options) const {
 }
 
 void SGHMCImpl::prepare(TensorLists& lists) {
-  std::vector<at::Tensor*> momenta;
-  momenta.reserve(lists.params.size());
-  for (const at::Tensor& param : lists.params) {
-    momenta.push_back(&own_state_of(param)["momentum"]);
-  }
-  const OptionValues& options = *lists.options;
-  StartState(lists, momenta, start_of_momenta(options));
+  SamplerImpl::prepare(lists);
   lists.state.resize(2);
-  lists.state[0].reserve(momenta.size());
-  for (const at::Tensor* momentum : momenta) {
-    lists.state[0].push_back(*momentum);
-  }
-  if (IsOnline(options)) observe_gradients(lists);
-  start_masters(lists);
+  if (IsOnline(*lists.options)) observe_gradients(lists);
 }
 
 void SGHMCImpl::prepare_all(std::vector<TensorLists>& lists) {
@@ -140,9 +124,9 @@ bool SGHMCImpl::is_check_deferred(const std::vector<TensorLists>& lists) const {
 // and they must not exceed the friction.
 void SGHMCImpl::observe_gradients(TensorLists& lists) {
   struct Gradients {
-    std::vector<at::Tensor> grads;
-    std::vector<at::Tensor> variances;
-    std::vector<at::Tensor> previous;
+    Tensors grads;
+    Tensors variances;
+    Tensors previous;
   };
   std::map<int64_t, Gradients> by_count;
   int64_t fewest = std::numeric_limits<int64_t>::max();

@@ -15,7 +15,6 @@
 #include <exception>
 #include <fstream>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <system_error>
 #include <tuple>

@@ -483,7 +483,7 @@ struct Collector::Work {
     if (num_waiting >= kDraws || num_waiting * draw_size >= kBytes) Flush();
     const at::NoGradGuard no_grad;
     const auto values = TensorsOf(model);
-    std::vector<at::Tensor> copies;
+    Tensors copies;
     for (Column& c : columns) {
       const at::Tensor* value = values.find(c.name);
       if (value == nullptr || EntryOf(*value) != c.entry) {

@@ -2,15 +2,31 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 
+#include "host/parameters.h"
 #include "libtorch/checks.h"
 #include "libtorch/operators.h"
 #include "random/counter.h"
 
 namespace torch_sgmcmc {
+namespace {
+
+ParameterMemory MemoryOf(const at::Tensor& param) {
+  return {param.device().str(),
+          // NOLINTNEXTLINE(cppcoreguidelines-pro-type-reinterpret-cast)
+          reinterpret_cast<int64_t>(param.const_data_ptr()),
+          static_cast<int64_t>(param.element_size()), param.sizes().vec(),
+          param.strides().vec()};
+}
+
+}  // namespace
 
 NoiseKey KeyOf(const TensorLists& lists) {
   NoiseKey key{lists.offsets, lists.seed};
@@ -39,7 +55,7 @@ bool HasMaster(const at::Tensor& param) {
 
 void StartState(const TensorLists& lists,
                 const std::vector<at::Tensor*>& tensors, Start how) {
-  std::vector<at::Tensor> fresh;
+  Tensors fresh;
   std::vector<size_t> places;
   std::vector<int64_t> offsets;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -65,8 +81,7 @@ void StartState(const TensorLists& lists,
   for (size_t i = 0; i < places.size(); ++i) *tensors[places[i]] = fresh[i];
 }
 
-std::vector<at::Tensor> CopiesOfMeans(const std::vector<at::Tensor>& means,
-                                      const std::vector<at::Tensor>& params) {
+Tensors CopiesOfMeans(const Tensors& means, const Tensors& params) {
   if (means.size() != params.size()) {
     Invalid("Invalid prior_mean: ", means.size(), " tensors for a group of ",
             params.size(),
@@ -74,7 +89,7 @@ std::vector<at::Tensor> CopiesOfMeans(const std::vector<at::Tensor>& means,
             "its own)");
   }
   const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> copies;
+  Tensors copies;
   for (size_t i = 0; i < means.size(); ++i) {
     const at::Tensor& mean = means[i];
     const std::string which =
@@ -107,6 +122,71 @@ void BumpVersions(at::TensorList tensors) {
   for (const at::Tensor& tensor : tensors) {
     if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
   }
+}
+
+// ---- Checks of parameters ---------------------------------------------------
+
+void CheckParameter(const char* sampler, const at::Tensor& param,
+                    const std::optional<int64_t>& num_chains,
+                    const std::string& place) {
+  const std::string cannot =
+      std::string("Invalid parameter: ") + sampler + " cannot sample ";
+  if (!param.defined()) Invalid(cannot, "an undefined Tensor");
+  if (param.layout() != at::kStrided || param.is_nested()) {
+    Invalid(cannot, "the layout ",
+            (param.is_nested() ? "nested" : LayoutName(param.layout())),
+            " (must be torch::kStrided)");
+  }
+  switch (param.scalar_type()) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kBFloat16:
+    case at::kHalf:
+      break;
+    default:
+      Invalid(cannot, DtypeName(param.scalar_type()), place,
+              " (must be torch::kFloat, kDouble, kBFloat16 or kHalf; a complex "
+              "parameter can be kept as torch::view_as_real of it)");
+  }
+  if (!param.is_cpu() && !param.is_cuda()) {
+    Invalid(cannot, "on the device ", param.device().str(),
+            " (must be cpu or cuda; a module on meta has no numbers before "
+            "to_empty() and its initialisation)");
+  }
+  if (param.is_neg()) {
+    Invalid(cannot, "a negative view (take resolve_neg() of it)");
+  }
+  if (!param.is_leaf()) Invalid("can't optimize a non-leaf Tensor");
+  if (MayRepeat(param.sizes(), param.strides()) &&
+      FindOverlap({MemoryOf(param)})) {
+    Invalid(cannot,
+            "an expanded parameter (several elements share memory): shape ",
+            Shape(param.sizes()), ", strides ", Shape(param.strides()));
+  }
+  if (num_chains && (param.dim() == 0 || param.size(0) != *num_chains)) {
+    Invalid("Invalid parameter: shape ", Shape(param.sizes()),
+            " (must have a leading dimension of num_chains = ", *num_chains,
+            ")");
+  }
+}
+
+void CheckMemory(const std::vector<Tensors>& groups) {
+  std::vector<std::pair<size_t, size_t>> places;
+  std::vector<ParameterMemory> memories;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    for (size_t j = 0; j < groups[i].size(); ++j) {
+      if (groups[i][j].numel() == 0) continue;
+      places.emplace_back(i, j);
+      memories.push_back(MemoryOf(groups[i][j]));
+    }
+  }
+  const auto shared = FindOverlap(memories);
+  if (!shared) return;
+  const auto [first, second] =
+      std::minmax(places[shared->first], places[shared->second]);
+  Invalid("Invalid parameters: number ", first.second, " of group ",
+          first.first, " and number ", second.second, " of group ",
+          second.first, " overlap in memory (each must have its own)");
 }
 
 }  // namespace torch_sgmcmc

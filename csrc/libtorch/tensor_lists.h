@@ -1,12 +1,18 @@
-// The tensors of a step, and checks of parameters.
+// The tensors of a step, calls of operators with them, and checks of
+// parameters.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <torch/ordered_dict.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "libtorch/options.h"
@@ -25,14 +31,14 @@ struct TensorLists {
   int64_t seed = 0;
   Count step;
   int64_t num_chains = 0;  // chains with a seed each, or 0
-  std::vector<at::Tensor> params;
-  std::vector<at::Tensor> grads;
+  Tensors params;
+  Tensors grads;
   std::vector<int64_t> offsets;
   // Empty if the mean is options->prior_mean().
-  std::vector<at::Tensor> prior_means;
+  Tensors prior_means;
   // Of the params in bf16 or fp16.
-  std::vector<at::Tensor> masters;
-  std::vector<std::vector<at::Tensor>> state;
+  Tensors masters;
+  std::vector<Tensors> state;
   // For deferred checks: an int64 scalar in place of the step; negative, the
   // device skips the update.
   at::Tensor gate;
@@ -69,12 +75,10 @@ void StartState(const TensorLists& lists,
 
 // Copies of prior means in the dtype of arithmetic. Throws unless there is one
 // for each parameter, of its shape and finite.
-std::vector<at::Tensor> CopiesOfMeans(const std::vector<at::Tensor>& means,
-                                      const std::vector<at::Tensor>& params);
+Tensors CopiesOfMeans(const Tensors& means, const Tensors& params);
 
 // Prior means as an operator's argument.
-inline std::optional<at::TensorList> MeansOf(
-    const std::vector<at::Tensor>& means) {
+inline std::optional<at::TensorList> MeansOf(const Tensors& means) {
   if (means.empty()) return std::nullopt;
   return means;
 }
@@ -85,24 +89,53 @@ int64_t VersionOf(const at::Tensor& tensor);
 // Tells autograd of an operator's writes.
 void BumpVersions(at::TensorList tensors);
 
-// ---- Checks of parameters (parameters.cpp) ---------------------------------
+// ---- Calls of operators with a spec (method.cpp) ----------------------------
+
+const OpSpec& OpSpecNamed(std::string_view op);
+
+// The keys of a spec's state, the master's last.
+std::vector<std::string> KeysOf(const OpSpec& spec);
+
+struct UpdateNumbers {
+  std::array<double, kMaxArguments> own = {};
+  CommonNumbers common;
+};
+
+// An operator with a spec, called with a class's hyperparameters.
+class Method {
+ public:
+  Method(const char* op, const OptionValues& options);
+
+  const char* op() const { return op_; }
+  const OpSpec& spec() const { return spec_; }
+
+  void update(
+      const TensorLists& lists,
+      std::initializer_list<std::pair<std::string_view, double>> instead) const;
+
+ private:
+  const char* op_;
+  const OpSpec& spec_;
+  void (*call_)(const TensorLists& lists,
+                const UpdateNumbers& numbers) = nullptr;
+  // Places of the spec's numbers in the options, which may lack some.
+  std::vector<std::optional<size_t>> places_;
+  std::vector<double TensorLists::*> from_lists_;  // or null
+  std::vector<size_t> common_places_;              // of kCommonNumbers
+};
+
+// ---- Checks of parameters ---------------------------------------------------
 
 // A module's parameters and buffers by name.
 torch::OrderedDict<std::string, at::Tensor> TensorsOf(
     const torch::nn::Module& module);
 
-// True if elements may share memory.
-bool MayRepeat(const at::Tensor& param);
-
-// Throws if the sampler cannot sample a parameter; `place` is for the message.
+// Throws if a sampler with so many chains cannot sample a parameter; `place` is
+// for the message.
 void CheckParameter(const char* sampler, const at::Tensor& param,
+                    const std::optional<int64_t>& num_chains,
                     const std::string& place = "");
 
-// Throws unless a parameter has so many chains.
-void CheckChains(const at::Tensor& param,
-                 const std::optional<int64_t>& num_chains);
-
-// Throws if parameters overlap in memory.
-void CheckMemory(const std::vector<std::vector<at::Tensor>>& groups);
+void CheckMemory(const std::vector<Tensors>& groups);
 
 }  // namespace torch_sgmcmc

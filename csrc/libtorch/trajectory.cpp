@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
-#include <stdexcept>
 #include <string>
 
 #include "libtorch/checks.h"
@@ -16,37 +15,32 @@
 namespace torch_sgmcmc {
 namespace {
 
-std::vector<at::Tensor> EmptyLike(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> result;
-  result.reserve(tensors.size());
-  for (const at::Tensor& t : tensors) result.push_back(at::empty_like(t));
-  return result;
+Tensors EmptyLike(Tensors tensors) {
+  for (at::Tensor& t : tensors) t = at::empty_like(t);
+  return tensors;
 }
 
-std::vector<at::Tensor> Clones(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> result;
-  result.reserve(tensors.size());
-  for (const at::Tensor& t : tensors) result.push_back(t.clone());
-  return result;
+Tensors Clones(Tensors tensors) {
+  for (at::Tensor& t : tensors) t = t.clone();
+  return tensors;
 }
 
 // Splits tensors by parts.
 class Split {
  public:
-  explicit Split(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {}
-  std::vector<at::Tensor> Next(const TrajectoryPart& part) {
+  explicit Split(const Tensors& tensors) : tensors_(tensors) {}
+  Tensors Next(const TrajectoryPart& part) {
     const auto begin = tensors_.begin() + static_cast<int64_t>(done_);
     done_ += part.params.size();
     return {begin, tensors_.begin() + static_cast<int64_t>(done_)};
   }
 
  private:
-  const std::vector<at::Tensor>& tensors_;
+  const Tensors& tensors_;
   size_t done_ = 0;
 };
 
-// Updates V, if it is learned.
-void Learn(TrajectoryPart& part, const std::vector<at::Tensor>& grads,
+void Learn(TrajectoryPart& part, const Tensors& grads,
            const OptionValues& options) {
   if (part.square_average.empty() || !options.get<bool>("adapt")) return;
   part.square_average = Clones(part.square_average);
@@ -59,7 +53,7 @@ void Learn(TrajectoryPart& part, const std::vector<at::Tensor>& grads,
 // with the line's sums, if known.
 std::shared_ptr<Trajectory> Steered(std::vector<TrajectoryPart> parts,
                                     const OptionValues& options,
-                                    std::vector<at::Tensor> line_sums) {
+                                    Tensors line_sums) {
   if (options.get<bool>("preconditioned")) {
     double total = 0;
     int64_t count = 0;
@@ -122,7 +116,7 @@ void CheckLosses(const at::Tensor& losses, bool has_grads) {
 }  // namespace
 
 Trajectory::Trajectory(std::vector<TrajectoryPart> parts,
-                       const std::vector<at::Tensor>& line_sums)
+                       const Tensors& line_sums)
     : parts_(std::move(parts)) {
   for (const TrajectoryPart& part : parts_) {
     params_.insert(params_.end(), part.params.begin(), part.params.end());
@@ -130,8 +124,8 @@ Trajectory::Trajectory(std::vector<TrajectoryPart> parts,
   if (!line_sums.empty()) set_prior(line_sums);
 }
 
-std::vector<at::Tensor> Trajectory::directions() const {
-  std::vector<at::Tensor> all;
+Tensors Trajectory::directions() const {
+  Tensors all;
   for (const TrajectoryPart& part : parts_) {
     all.insert(all.end(), part.directions().begin(), part.directions().end());
   }
@@ -163,7 +157,7 @@ void Trajectory::mark(double time) {
 bool Trajectory::is_at(double time) {
   if (time == marked_ && marks_ == marks()) return true;
   for (const TrajectoryPart& part : parts_) {
-    const std::vector<at::Tensor> there = EmptyLike(part.params);
+    const Tensors there = EmptyLike(part.params);
     sbps_place_(there, part.origin, part.directions(), time);
     for (size_t i = 0; i < there.size(); ++i) {
       if (!at::equal(there[i], part.params[i])) return false;
@@ -173,8 +167,8 @@ bool Trajectory::is_at(double time) {
   return true;
 }
 
-std::vector<std::vector<at::Tensor>> Trajectory::origins(double time) const {
-  std::vector<std::vector<at::Tensor>> result;
+std::vector<Tensors> Trajectory::origins(double time) const {
+  std::vector<Tensors> result;
   for (const TrajectoryPart& part : parts_) {
     result.push_back(EmptyLike(part.origin));
     sbps_place_(result.back(), part.origin, part.directions(), time);
@@ -224,8 +218,7 @@ std::shared_ptr<Trajectory> Trajectory::refreshed(double time,
 }
 
 std::shared_ptr<Trajectory> Trajectory::reflected(
-    double time, const std::vector<at::Tensor>& grads,
-    const OptionValues& options) const {
+    double time, const Tensors& grads, const OptionValues& options) const {
   const TrajectorySums s = sums(grads);
   if (!(std::isfinite(s.gradient) && s.gradient > 0)) {
     const std::string text =
@@ -239,11 +232,11 @@ std::shared_ptr<Trajectory> Trajectory::reflected(
   const double gain = 2 * s.product / s.gradient * scale;
   const auto here = origins(time);
   std::vector<TrajectoryPart> changed = parts_;
-  std::vector<at::Tensor> line_sums;
+  Tensors line_sums;
   Split split(grads);
   for (size_t i = 0; i < changed.size(); ++i) {
     TrajectoryPart& part = changed[i];
-    const std::vector<at::Tensor> part_grads = split.Next(part);
+    const Tensors part_grads = split.Next(part);
     part.origin = here[i];
     part.velocity = Clones(part.velocity);
     if (options.get<bool>("preconditioned") || part.prior_precision == 0) {
@@ -262,7 +255,7 @@ std::shared_ptr<Trajectory> Trajectory::reflected(
 }
 
 std::shared_ptr<Trajectory> Trajectory::learned(
-    const std::vector<at::Tensor>& grads, const OptionValues& options) const {
+    const Tensors& grads, const OptionValues& options) const {
   if (!std::isfinite(sums(grads).gradient)) {
     throw NonfiniteError(
         "SBPS got a gradient from the closure's losses that is not finite");
@@ -275,7 +268,7 @@ std::shared_ptr<Trajectory> Trajectory::learned(
   return trajectory;
 }
 
-TrajectorySums Trajectory::sums(const std::vector<at::Tensor>& grads) const {
+TrajectorySums Trajectory::sums(const Tensors& grads) const {
   TrajectorySums total;
   Split split(grads);
   for (const TrajectoryPart& part : parts_) {
@@ -294,7 +287,7 @@ TrajectorySums Trajectory::sums(const std::vector<at::Tensor>& grads) const {
 
 double Trajectory::prior(double time) {
   if (!prior_) {
-    std::vector<at::Tensor> line_sums;
+    Tensors line_sums;
     for (const TrajectoryPart& part : parts_) {
       if (part.prior_precision == 0) continue;
       line_sums.push_back(sbps_line_sums(part.origin, part.directions(),
@@ -306,7 +299,7 @@ double Trajectory::prior(double time) {
   return prior_->begin + time * prior_->slope;
 }
 
-void Trajectory::set_prior(const std::vector<at::Tensor>& line_sums) {
+void Trajectory::set_prior(const Tensors& line_sums) {
   prior_.emplace();
   auto next = line_sums.begin();
   for (const TrajectoryPart& part : parts_) {
@@ -322,9 +315,8 @@ void Trajectory::set_prior(const std::vector<at::Tensor>& line_sums) {
 
 // The gradient of the weighted sum of losses is linear in the weights, and so
 // is its product with a direction, whose coefficients are the derivatives.
-MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
-                      const Trajectory& trajectory,
-                      const std::vector<at::Tensor>& all_params) {
+MinibatchView Observe(const LossClosure& closure, const Trajectory& trajectory,
+                      const Tensors& all_params) {
   const auto clear = [&] {
     bool found = false;
     for (const at::Tensor& p : all_params) {
@@ -334,7 +326,7 @@ MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
     return found;
   };
   clear();
-  std::vector<at::Tensor> along = trajectory.directions();
+  Tensors along = trajectory.directions();
   for (size_t i = 0; i < along.size(); ++i) {
     along[i] = along[i].to(trajectory.params()[i].scalar_type());
   }
@@ -344,13 +336,13 @@ MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
   const at::Tensor weights =
       at::full_like(losses.detach(), 1.0 / static_cast<double>(losses.numel()))
           .requires_grad_();
-  const std::vector<at::Tensor> grads =
+  const Tensors grads =
       torch::autograd::grad({losses}, trajectory.params(), {weights},
                             /*retain_graph=*/std::nullopt,
                             /*create_graph=*/true,
                             /*allow_unused=*/true);
-  std::vector<at::Tensor> used;
-  std::vector<at::Tensor> directions;
+  Tensors used;
+  Tensors directions;
   for (size_t i = 0; i < grads.size(); ++i) {
     if (!grads[i].defined()) continue;
     used.push_back(grads[i]);

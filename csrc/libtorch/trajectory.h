@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "host/moments.h"
+#include "host/bounce_clock.h"
 #include "libtorch/options.h"
 
 namespace torch_sgmcmc {
@@ -24,17 +24,17 @@ struct TrajectoryPart {
   double num_data = 1;
   double prior_mean = 0;
   // Empty if prior_mean is the mean.
-  std::vector<at::Tensor> prior_means = {};
-  std::vector<at::Tensor> params = {};
+  Tensors prior_means = {};
+  Tensors params = {};
   std::vector<int64_t> offsets = {};
-  std::vector<at::Tensor> origin = {};
-  std::vector<at::Tensor> velocity = {};
+  Tensors origin = {};
+  Tensors velocity = {};
   // Empty unless preconditioned:
-  std::vector<at::Tensor> square_average = {};
-  std::vector<at::Tensor> preconditioner = {};
-  std::vector<at::Tensor> direction = {};
+  Tensors square_average = {};
+  Tensors preconditioner = {};
+  Tensors direction = {};
 
-  const std::vector<at::Tensor>& directions() const {
+  const Tensors& directions() const {
     return direction.empty() ? velocity : direction;
   }
   double weight_decay() const { return prior_precision / num_data; }
@@ -42,12 +42,12 @@ struct TrajectoryPart {
 
 // What the state of a parameter keeps of a trajectory, by its keys; unless it
 // is preconditioned, of the first two alone.
-constexpr std::pair<const char*, std::vector<at::Tensor> TrajectoryPart::*>
-    kTrajectoryState[] = {{"origin", &TrajectoryPart::origin},
-                          {"velocity", &TrajectoryPart::velocity},
-                          {"square_average", &TrajectoryPart::square_average},
-                          {"preconditioner", &TrajectoryPart::preconditioner},
-                          {"direction", &TrajectoryPart::direction}};
+constexpr std::pair<const char*, Tensors TrajectoryPart::*> kTrajectoryState[] =
+    {{"origin", &TrajectoryPart::origin},
+     {"velocity", &TrajectoryPart::velocity},
+     {"square_average", &TrajectoryPart::square_average},
+     {"preconditioner", &TrajectoryPart::preconditioner},
+     {"direction", &TrajectoryPart::direction}};
 
 struct TrajectorySums {
   double product = 0;   // v . Ag
@@ -65,12 +65,12 @@ class Trajectory {
  public:
   // `line_sums` are sbps_line_sums of the parts with a prior, if known.
   explicit Trajectory(std::vector<TrajectoryPart> parts,
-                      const std::vector<at::Tensor>& line_sums = {});
+                      const Tensors& line_sums = {});
 
   const std::vector<TrajectoryPart>& parts() const { return parts_; }
   std::vector<TrajectoryPart>& parts() { return parts_; }
-  const std::vector<at::Tensor>& params() const { return params_; }
-  std::vector<at::Tensor> directions() const;
+  const Tensors& params() const { return params_; }
+  Tensors directions() const;
   bool preconditioned() const { return !parts_[0].preconditioner.empty(); }
 
   // Moves the parameters to a time since the line's start.
@@ -85,27 +85,26 @@ class Trajectory {
   std::shared_ptr<Trajectory> refreshed(double time,
                                         const OptionValues& options,
                                         int64_t seed, int64_t step) const;
-  std::shared_ptr<Trajectory> reflected(double time,
-                                        const std::vector<at::Tensor>& grads,
+  std::shared_ptr<Trajectory> reflected(double time, const Tensors& grads,
                                         const OptionValues& options) const;
   // The same line with V after learning. A is updated at the line's end, since
   // Av must not turn within the line on which G is regressed.
-  std::shared_ptr<Trajectory> learned(const std::vector<at::Tensor>& grads,
+  std::shared_ptr<Trajectory> learned(const Tensors& grads,
                                       const OptionValues& options) const;
 
-  TrajectorySums sums(const std::vector<at::Tensor>& grads) const;
+  TrajectorySums sums(const Tensors& grads) const;
   // The derivative of the prior's part of U along the line, not at the rounded
   // parameters.
   double prior(double time);
 
  private:
-  std::vector<std::vector<at::Tensor>> origins(double time) const;
+  std::vector<Tensors> origins(double time) const;
   std::vector<std::pair<int64_t, const void*>> marks() const;
 
-  void set_prior(const std::vector<at::Tensor>& line_sums);
+  void set_prior(const Tensors& line_sums);
 
   std::vector<TrajectoryPart> parts_;
-  std::vector<at::Tensor> params_;
+  Tensors params_;
   std::optional<PriorLine> prior_;
   std::vector<std::pair<int64_t, const void*>> marks_;
   double marked_ = std::numeric_limits<double>::quiet_NaN();
@@ -115,15 +114,14 @@ class Trajectory {
 struct MinibatchView {
   at::Tensor losses;
   at::Tensor derivatives;
-  std::vector<at::Tensor> grads;  // of the mean loss
+  Tensors grads;  // of the mean loss
 };
 
 // Calls the closure once and differentiates its losses along the trajectory.
 // Throws unless there are losses of 2 examples and `all_params` have no
 // gradients.
-MinibatchView Observe(const torch::optim::Optimizer::LossClosure& closure,
-                      const Trajectory& trajectory,
-                      const std::vector<at::Tensor>& all_params);
+MinibatchView Observe(const LossClosure& closure, const Trajectory& trajectory,
+                      const Tensors& all_params);
 
 // The rate of change of U / T along the trajectory, at a time since the line's
 // start.

@@ -15,7 +15,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdint>
 #include <string>
 
 #include "ops/op_spec.h"
@@ -26,27 +25,9 @@
 
 namespace torch_sgmcmc {
 
-struct BAOACoefficients : PriorCoefficients {
-  template <class Call>
-  explicit BAOACoefficients(const Call& number)
-      : PriorCoefficients(number),
-        lr(number("lr")),
-        momentum(number("momentum")),
-        momentum_scale(number("momentum_scale")),
-        noise_variance(
-            (1 + momentum) * (1 + momentum) *
-            std::max(0.0, Friction(momentum) - number("noise_estimate")) * lr *
-            number("temperature") / (2 * number("num_data"))) {}
-
-  static double Friction(double momentum) {
-    return 2 * (1 - momentum) / (1 + momentum);
-  }
-
-  double lr;
-  double momentum;
-  double momentum_scale;  // f
-  double noise_variance;
-};
+inline double BAOAFriction(double momentum) {
+  return 2 * (1 - momentum) / (1 + momentum);
+}
 
 template <class Real>
 class BAOAUpdate : public PosteriorGradient<Real> {
@@ -54,12 +35,17 @@ class BAOAUpdate : public PosteriorGradient<Real> {
   static constexpr std::array<Role, 4> kRoles = {
       Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
 
-  explicit BAOAUpdate(const BAOACoefficients& c)
-      : PosteriorGradient<Real>(c),
-        minus_lr_(static_cast<Real>(-c.lr)),
-        momentum_(static_cast<Real>(c.momentum)),
-        momentum_scale_(static_cast<Real>(c.momentum_scale)),
-        noise_scale_(static_cast<Real>(std::sqrt(c.noise_variance))) {}
+  explicit BAOAUpdate(const auto& number)
+      : PosteriorGradient<Real>(number),
+        minus_lr_(static_cast<Real>(-number("lr"))),
+        momentum_(static_cast<Real>(number("momentum"))),
+        momentum_scale_(static_cast<Real>(number("momentum_scale"))),
+        noise_scale_(static_cast<Real>(std::sqrt(
+            (1 + number("momentum")) * (1 + number("momentum")) *
+            std::max(0.0, BAOAFriction(number("momentum")) -
+                              number("noise_estimate")) *
+            number("lr") * number("temperature") / (2 * number("num_data"))))) {
+  }
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
 
@@ -73,11 +59,11 @@ class BAOAUpdate : public PosteriorGradient<Real> {
  private:
   Real minus_lr_;
   Real momentum_;
-  Real momentum_scale_;
+  Real momentum_scale_;  // f
   Real noise_scale_;
 };
 
-struct BAOAStep {
+struct BAOAStep : UpdatedBy<BAOAUpdate> {
   static constexpr OpSpec kSpec = {
       .op = "baoa_step_",
       .lists = {args::kParams, args::kGrads, args::kMomenta, args::kMasterList},
@@ -86,13 +72,8 @@ struct BAOAStep {
                   args::kNoiseEstimate, args::kMomentumScale},
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
-  using Coefficients = BAOACoefficients;
-  template <class Real>
-  using Update = BAOAUpdate<Real>;
-
-  template <class Call>
-  static std::string Refusal(const Call& call) {
-    const double friction = BAOACoefficients::Friction(call("momentum"));
+  static std::string Refusal(const auto& call) {
+    const double friction = BAOAFriction(call("momentum"));
     const double estimate = call("noise_estimate");
     // Up to rounding.
     if (estimate <= friction + 1e-12) return "";

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "launch/cpu.h"
@@ -132,18 +131,7 @@ Tensor MultiplyChainsLast(Tensor a, Tensor b) {
                                 b.stride(0),
                                 b.stride(1),
                                 static_cast<float*>(out.data_ptr())};
-  switch (ActiveIsa()) {
-#if defined(SG_X86)
-    case Isa::kAvx512:
-      avx512::MultiplyChains(product);
-      break;
-    case Isa::kAvx2:
-      avx2::MultiplyChains(product);
-      break;
-#endif
-    default:
-      portable::MultiplyChains(product);
-  }
+  SG_CALL_ON(ActiveIsa(), MultiplyChains(product));
   return out;
 }
 

@@ -27,8 +27,7 @@ enum class Surrogate : int64_t {
 constexpr int64_t kSurrogates = 4;
 
 struct EWSGCoefficients {
-  template <class Call>
-  explicit EWSGCoefficients(const Call& number)
+  explicit EWSGCoefficients(const auto& number)
       : lr(number("lr")),
         twice_decay(2 * lr * number("prior_precision") / number("num_data")),
         scale(number("num_data") /
@@ -117,22 +116,17 @@ struct EWSGLogRatios {
       .has_prior_mean = true,
       .sums = kForEachChain};
 
-  template <class Call>
-  static std::string Refusal(const Call& call) {
+  static std::string Refusal(const auto& call) {
     const int64_t surrogate = call.integer("surrogate");
     if (surrogate >= 0 && surrogate < kSurrogates) return "";
     return "Invalid surrogate: " + std::to_string(surrogate) +
            " (must be 0, 1, 2 or 3)";
   }
-  template <class Reducer, class Plan, class Call, class Tensor>
-  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+  static void Reduce(const auto& call, const auto& sum) {
     const EWSGCoefficients c(call);
     const bool has_momentum =
         !call.list("momenta").empty() && c.twice_share != 0;
     const auto reduce = [&](auto prior) {
-      const auto sum = [&](const auto& map) {
-        Reducer::Reduce(plan, map, call->chains(), result);
-      };
       if (has_momentum) {
         sum(EWSGLogRatio<prior.value, true>(c));
       } else {

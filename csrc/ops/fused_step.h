@@ -8,14 +8,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "launch/boxed.h"
-#include "launch/packed.h"
-#include "ops/nonfinite_op.h"
+#include "launch/call.h"
+#include "ops/nonfinite.h"
 #include "ops/op_spec.h"
 
 namespace torch_sgmcmc {
@@ -95,29 +93,31 @@ class PreparedStep {
   std::vector<std::unique_ptr<PreparedUpdate>> updates_;
 };
 
+inline bool IsCounter(const Tensor& counter) {
+  return counter.defined() && counter.scalar_type() == ScalarType::Long &&
+         counter.numel() == 1;
+}
+
 // The address of a step counter on the host.
 inline int64_t* HostCounter(const char* op, const Tensor& step) {
-  if (!step.defined() || step.scalar_type() != ScalarType::Long ||
-      step.numel() != 1 || !step.is_cpu()) {
-    Fail(op, "step must be a single int64 on the CPU");
+  if (IsCounter(step) && step.is_cpu()) {
+    return static_cast<int64_t*>(step.data_ptr());
   }
-  return static_cast<int64_t*>(step.data_ptr());
+  Fail(op, "step must be a single int64 on the CPU");
 }
 
 // The address of a counter on a GPU.
 inline int64_t* DeviceCounter(const char* op, const char* name,
                               const Tensor& counter, int32_t device) {
-  if (!counter.defined() || counter.scalar_type() != ScalarType::Long ||
-      counter.numel() != 1 || !counter.is_cuda() ||
-      counter.get_device_index() != device) {
-    Fail(op, name, " must be a single int64 on the device of grads");
+  if (IsCounter(counter) && counter.is_cuda() &&
+      counter.get_device_index() == device) {
+    return static_cast<int64_t*>(counter.data_ptr());
   }
-  return static_cast<int64_t*>(counter.data_ptr());
+  Fail(op, name, " must be a single int64 on the device of grads");
 }
 
 // fused_step_: false, without a change, if a checked gradient is not finite.
-template <class AnyNonfinite>
-bool FusedStepOn(const Updates& device, const AnyNonfinite& any_nonfinite,
+bool FusedStepOn(const Updates& device, const auto& any_nonfinite,
                  const TensorList& params, const TensorList& grads,
                  const TensorList& state, const Tensor& packed,
                  const Tensor& step) {

@@ -27,8 +27,6 @@ struct EveryKSteps {
 struct GaussianCoefficients {
   explicit GaussianCoefficients(double std, EveryKSteps filter = {})
       : std(std), filter(filter) {}
-  template <class Call>
-  explicit GaussianCoefficients(const Call& number) : std(number("std")) {}
 
   double std;
   EveryKSteps filter = {};
@@ -41,6 +39,8 @@ class GaussianFill {
 
   explicit GaussianFill(const GaussianCoefficients& c)
       : std_(static_cast<Real>(c.std)), filter_(c.filter) {}
+  explicit GaussianFill(const auto& number)
+      : GaussianFill(GaussianCoefficients(number("std"))) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return std_ != 0; }
   SG_HOST_DEVICE bool skips(uint64_t step) const { return filter_.Skips(step); }
@@ -52,18 +52,13 @@ class GaussianFill {
   EveryKSteps filter_;
 };
 
-struct Gaussian {
+struct Gaussian : UpdatedBy<GaussianFill> {
   static constexpr OpSpec kSpec = {.op = "gaussian_",
                                    .lists = {{"out", Role::kOutput}},
                                    .numbers = {{"std", Domain::kNotNegative}},
                                    .noise = Noise::kGiven};
-  using Coefficients = GaussianCoefficients;
-  template <class Real>
-  using Update = GaussianFill<Real>;
-
   // With a device_step, `out` may keep its values.
-  template <class Call>
-  static Role Lead(const Call& call) {
+  static Role Lead(const auto& call) {
     return call->device_step ? Role::kParameter : Role::kOutput;
   }
 };

@@ -11,7 +11,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstdint>
 
 #include "ops/gaussian.h"
 #include "ops/op_spec.h"
@@ -22,31 +21,15 @@
 
 namespace torch_sgmcmc {
 
-struct LeapfrogCoefficients {
-  template <class Call>
-  explicit LeapfrogCoefficients(const Call& number)
-      : pull(-number("kick") * number("num_data")),
-        decay(-number("kick") * number("prior_precision")),
-        drift(number("drift")),
-        prior_mean(number("prior_mean")) {}
-
-  double pull;   // of the mean loss's gradient
-  double decay;  // of theta - mu
-  double drift;
-  double prior_mean;
-};
-
 // The common part of leapfrogs: r + kick grad U, without the mass.
 template <class Real>
 class Kicks {
  public:
-  explicit Kicks(const LeapfrogCoefficients& c)
-      : pull_(static_cast<Real>(c.pull)),
-        decay_(static_cast<Real>(c.decay)),
-        prior_mean_(static_cast<Real>(c.prior_mean)) {}
+  explicit Kicks(const auto& number)
+      : pull_(static_cast<Real>(-number("kick") * number("num_data"))),
+        decay_(static_cast<Real>(-number("kick") * number("prior_precision"))),
+        prior_mean_(static_cast<Real>(number("prior_mean"))) {}
 
-  SG_HOST_DEVICE bool needs_noise() const { return false; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
   SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
  protected:
@@ -55,8 +38,8 @@ class Kicks {
   }
 
  private:
-  Real pull_;
-  Real decay_;
+  Real pull_;   // of the mean loss's gradient
+  Real decay_;  // of theta - mu
   Real prior_mean_;
 };
 
@@ -67,8 +50,8 @@ class LeapfrogUpdate : public Kicks<Real> {
   static constexpr std::array<Role, 4> kRoles = {
       Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
 
-  explicit LeapfrogUpdate(const LeapfrogCoefficients& c)
-      : Kicks<Real>(c), drift_(static_cast<Real>(c.drift)) {}
+  explicit LeapfrogUpdate(const auto& number)
+      : Kicks<Real>(number), drift_(static_cast<Real>(number("drift"))) {}
 
   SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
     x[2] = this->Kicked(x[2], x[0], x[3], x[1]);
@@ -87,8 +70,8 @@ class LeapfrogMassUpdate : public Kicks<Real> {
       Role::kParameter, Role::kGradient, Role::kState, Role::kStatistic,
       Role::kPriorMean};
 
-  explicit LeapfrogMassUpdate(const LeapfrogCoefficients& c)
-      : Kicks<Real>(c), drift_(static_cast<Real>(c.drift)) {}
+  explicit LeapfrogMassUpdate(const auto& number)
+      : Kicks<Real>(number), drift_(static_cast<Real>(number("drift"))) {}
 
   SG_INLINE void operator()(Real (&x)[5], Real /*xi*/) const {
     x[2] = this->Kicked(x[2], x[0], x[4], x[1]);
@@ -114,10 +97,6 @@ class KickUpdate : public Kicks<Real> {
   }
 };
 
-struct MomentumCoefficients {
-  double std;  // of a unit mass: sqrt(T)
-};
-
 // r, mass: r <- sqrt(T m) xi.
 template <class Real>
 class MomentumFill {
@@ -125,18 +104,17 @@ class MomentumFill {
   static constexpr std::array<Role, 2> kRoles = {Role::kOutput,
                                                  Role::kStatistic};
 
-  explicit MomentumFill(const MomentumCoefficients& c)
-      : std_(static_cast<Real>(c.std)) {}
+  explicit MomentumFill(const auto& number)
+      : std_(static_cast<Real>(std::sqrt(number("temperature")))) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return true; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
 
   SG_INLINE void operator()(Real (&x)[2], Real xi) const {
     x[0] = std_ * sqrt(x[1]) * xi;
   }
 
  private:
-  Real std_;
+  Real std_;  // of a unit mass: sqrt(T)
 };
 
 // A term of lambda (theta - mu)^2 / 2 + r^2 / (2 m). Arrays: theta, r, mass,
@@ -178,14 +156,13 @@ struct HMCMomenta {
       .numbers = {args::kPositiveTemperature},
       .noise = Noise::kMomenta};
 
-  template <class Driver, class Plan, class Call>
-  static void Apply(const Driver& driver, const Plan& /*plan*/,
-                    const Call& call, const NoiseStream& stream) {
-    const double std = std::sqrt(call("temperature"));
+  static void Apply(const auto& driver, const auto& /*plan*/, const auto& call,
+                    const NoiseStream& stream) {
     if (call.list("masses").empty()) {
-      driver.template Apply<GaussianFill>(GaussianCoefficients{std}, stream);
+      const GaussianCoefficients root(std::sqrt(call("temperature")));
+      driver.template Apply<GaussianFill>(root, stream);
     } else {
-      driver.template Apply<MomentumFill>(MomentumCoefficients{std}, stream);
+      driver.template Apply<MomentumFill>(call, stream);
     }
   }
 };
@@ -203,26 +180,19 @@ struct HMCLeapfrog {
                   args::kNumData,
                   args::kPriorPrecision},
       .has_prior_mean = true};
-  using Coefficients = LeapfrogCoefficients;
 
-  template <class Call>
-  static bool Moves(const Call& call) {
-    return call("drift") != 0;
-  }
-  template <class Call>
-  static Role Lead(const Call& call) {
+  static bool Moves(const auto& call) { return call("drift") != 0; }
+  static Role Lead(const auto& call) {
     return Moves(call) ? Role::kParameter : Role::kPosition;
   }
-  template <class Driver, class Plan, class Call>
-  static void Apply(const Driver& driver, const Plan& /*plan*/,
-                    const Call& call, const NoiseStream& none) {
-    const LeapfrogCoefficients coefficients(call);
+  static void Apply(const auto& driver, const auto& /*plan*/, const auto& call,
+                    const NoiseStream& none) {
     if (!Moves(call)) {
-      driver.template Apply<KickUpdate>(coefficients, none);
+      driver.template Apply<KickUpdate>(call, none);
     } else if (call.list("masses").empty()) {
-      driver.template Apply<LeapfrogUpdate>(coefficients, none);
+      driver.template Apply<LeapfrogUpdate>(call, none);
     } else {
-      driver.template Apply<LeapfrogMassUpdate>(coefficients, none);
+      driver.template Apply<LeapfrogMassUpdate>(call, none);
     }
   }
 };
@@ -237,22 +207,18 @@ struct HMCEnergy {
       .has_prior_mean = true,
       .sums = kForEachChain};
 
-  template <class Reducer, class Plan, class Call, class Tensor>
-  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+  static void Reduce(const auto& call, const auto& sum) {
     const double precision = call("prior_precision");
     const double mean = call("prior_mean");
     const bool has_mass = !call.list("masses").empty();
-    const auto reduce = [&](const auto& map) {
-      Reducer::Reduce(plan, map, call->chains(), result);
-    };
     if (precision != 0 && has_mass) {
-      reduce(EnergyTerm<true, true>(precision, mean));
+      sum(EnergyTerm<true, true>(precision, mean));
     } else if (precision != 0) {
-      reduce(EnergyTerm<true, false>(precision, mean));
+      sum(EnergyTerm<true, false>(precision, mean));
     } else if (has_mass) {
-      reduce(EnergyTerm<false, true>(precision, mean));
+      sum(EnergyTerm<false, true>(precision, mean));
     } else {
-      reduce(EnergyTerm<false, false>(precision, mean));
+      sum(EnergyTerm<false, false>(precision, mean));
     }
   }
 };

@@ -19,7 +19,6 @@ namespace {
 
 using ECSMaybe = std::optional<Tensor>;
 
-// The checked arrays of a call.
 class ECSArrays {
  public:
   explicit ECSArrays(const char* op) : op_(op) {}

@@ -37,7 +37,7 @@ void Select(TensorList tensors, TensorList others, Tensor chosen) {
   ParallelOverStretches(
       plan.segments(), [&](const Segment& s, int64_t begin, int64_t end) {
         const int64_t row = s.numel / chains;
-        const int64_t bytes = BytesOf(s.dtype);
+        const int64_t bytes = s.bytes[0];
         for (int64_t chain = begin / row; begin < end; ++chain) {
           const int64_t stop = std::min(end, (chain + 1) * row);
           if (yes[chain]) {

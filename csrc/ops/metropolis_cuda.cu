@@ -61,7 +61,7 @@ void Select(TensorList tensors, TensorList others, Tensor chosen) {
   const cudaStream_t stream = CurrentStream(plan.device_index());
   const bool* yes = static_cast<const bool*>(chosen.data_ptr());
   for (const Segment& s : plan.segments()) {
-    switch (BytesOf(s.dtype)) {
+    switch (s.bytes[0]) {
       case 8:
         SelectRows<uint64_t>(s, yes, chosen.numel(), stream);
         break;

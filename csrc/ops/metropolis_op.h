@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "host/index_chain.h"
@@ -11,7 +10,6 @@
 
 namespace torch_sgmcmc {
 
-// Checks the arguments of metropolis_decide.
 inline NoiseStream MetropolisDecisions(const Tensor& log_ratios,
                                        int64_t proposal, int64_t purpose,
                                        int64_t seed, int64_t step) {
@@ -26,7 +24,6 @@ inline NoiseStream MetropolisDecisions(const Tensor& log_ratios,
   return MakeStream(kOp, seed, step, purpose);
 }
 
-// Checks the arguments of select_chains_.
 inline Plan ChainSelection(const TensorList& tensors, const TensorList& others,
                            const Tensor& chosen) {
   constexpr const char* kOp = "select_chains_";
@@ -43,10 +40,6 @@ inline Plan ChainSelection(const TensorList& tensors, const TensorList& others,
     Fail(kOp, "chosen is on another device than the tensors");
   }
   return plan;
-}
-
-inline int64_t BytesOf(ScalarType type) {
-  return type == ScalarType::Double ? 8 : type == ScalarType::Float ? 4 : 2;
 }
 
 }  // namespace torch_sgmcmc

@@ -1,10 +1,11 @@
+#include "ops/nonfinite.h"
+
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
 #include <atomic>
 
 #include "launch/parallel.h"
-#include "ops/nonfinite_op.h"
 #include "random/isa.h"
 
 #define SG_EACH_ISA "ops/nonfinite_loop.inl"
@@ -16,45 +17,13 @@ namespace {
 // Counting takes a tenth of an update's time (see kGrain).
 constexpr int64_t kGrainToCount = 10 * kGrain;
 
-template <class T>
-bool AnyOnIsa(const void* data, int64_t begin, int64_t end, Isa isa) {
-#if defined(SG_X86)
-  if (isa == Isa::kAvx512) return avx512::AnyNonfiniteIn<T>(data, begin, end);
-  if (isa == Isa::kAvx2) return avx2::AnyNonfiniteIn<T>(data, begin, end);
-#endif
-  static_cast<void>(isa);
-  return portable::AnyNonfiniteIn<T>(data, begin, end);
-}
-
-template <class T>
-Nonfinite CountOnIsa(const void* data, int64_t begin, int64_t end, Isa isa) {
-#if defined(SG_X86)
-  if (isa == Isa::kAvx512) {
-    return avx512::CountNonfiniteIn<T>(data, begin, end);
-  }
-  if (isa == Isa::kAvx2) return avx2::CountNonfiniteIn<T>(data, begin, end);
-#endif
-  static_cast<void>(isa);
-  return portable::CountNonfiniteIn<T>(data, begin, end);
-}
-
 // Calls check(element of the segment's type, segment, begin, end) for each
 // stretch.
-template <class Check>
-void ForEachStretch(const Plan& plan, const Check& check) {
+void ForEachStretch(const Plan& plan, const auto& check) {
   ParallelOverStretches(
       plan.segments(),
       [&](const Segment& s, int64_t begin, int64_t end) {
-        switch (s.dtype) {
-          case ScalarType::Double:
-            return check(double{}, s, begin, end);
-          case ScalarType::BFloat16:
-            return check(torch::headeronly::BFloat16{}, s, begin, end);
-          case ScalarType::Half:
-            return check(torch::headeronly::Half{}, s, begin, end);
-          default:
-            return check(float{}, s, begin, end);
-        }
+        WithElement(s.dtype, [&](auto x) { check(x, s, begin, end); });
       },
       kGrainToCount);
 }
@@ -65,10 +34,12 @@ bool AnyNonfiniteOf(const char* op, const TensorList& tensors,
                     const char* name) {
   std::atomic<bool> any = false;
   const Isa isa = ActiveIsa();
-  ForEachStretch(PlanToCount(op, tensors, name),
-                 [&]<class T>(T, const Segment& s, int64_t begin, int64_t end) {
-                   if (AnyOnIsa<T>(s.data[0], begin, end, isa)) any = true;
-                 });
+  ForEachStretch(
+      PlanToCount(op, tensors, name),
+      [&]<class T>(T, const Segment& s, int64_t begin, int64_t end) {
+        if (SG_CALL_ON(isa, AnyNonfiniteIn<T>(s.data[0], begin, end)))
+          any = true;
+      });
   return any;
 }
 
@@ -80,7 +51,8 @@ Tensor CountNonfiniteOf(const char* op, const TensorList& tensors,
   const Isa isa = ActiveIsa();
   ForEachStretch(
       plan, [&]<class T>(T, const Segment& s, int64_t begin, int64_t end) {
-        const Nonfinite counts = CountOnIsa<T>(s.data[0], begin, end, isa);
+        const Nonfinite counts =
+            SG_CALL_ON(isa, CountNonfiniteIn<T>(s.data[0], begin, end));
         if (counts.nans == 0 && counts.infinities == 0) return;
         int64_t* mine = all + PlaceOfCounts(s.offset);
         std::atomic_ref(mine[0]).fetch_add(counts.nans);

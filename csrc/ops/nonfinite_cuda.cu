@@ -8,7 +8,7 @@
 
 #include "launch/cuda.cuh"
 #include "ops/fused_step.h"
-#include "ops/nonfinite_op.h"
+#include "ops/nonfinite.h"
 
 namespace torch_sgmcmc {
 namespace {
@@ -29,17 +29,6 @@ __global__ void __launch_bounds__(kThreads)
   AddTo(counts + place + 1, found.infinities);
 }
 
-template <class T>
-void CountAll(const Plan& plan, ScalarType dtype, int64_t* counts,
-              cudaStream_t stream) {
-  ForEachTable(
-      plan.segments(), dtype, [&](const SegmentTable& table, int64_t blocks) {
-        CountKernel<T><<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(
-            table, counts);
-        CheckCuda(cudaGetLastError(), "kernel launch failed");
-      });
-}
-
 Tensor CountNonfiniteOf(const char* op, const TensorList& tensors,
                         const char* name) {
   const Plan plan = PlanToCount(op, tensors, name);
@@ -47,11 +36,12 @@ Tensor CountNonfiniteOf(const char* op, const TensorList& tensors,
   const cudaStream_t stream = CurrentStream(plan.device_index());
   Tensor result = NoCounts(tensors);
   auto* counts = static_cast<int64_t*>(result.data_ptr());
-  CountAll<double>(plan, ScalarType::Double, counts, stream);
-  CountAll<float>(plan, ScalarType::Float, counts, stream);
-  CountAll<torch::headeronly::BFloat16>(plan, ScalarType::BFloat16, counts,
-                                        stream);
-  CountAll<torch::headeronly::Half>(plan, ScalarType::Half, counts, stream);
+  ForEachTable(plan.segments(), [&](auto element, const SegmentTable& table,
+                                    int64_t blocks) {
+    CountKernel<decltype(element)>
+        <<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(table, counts);
+    CheckCuda(cudaGetLastError(), "kernel launch failed");
+  });
   return result;
 }
 

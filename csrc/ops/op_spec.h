@@ -2,8 +2,9 @@
 //
 // Specs stand beside functors (ops/*.h) and are listed in ops/registry.h. From
 // its spec an operator gets schema and checks of numbers (launch/call.h), boxed
-// kernels (launch/boxed.h), C++ calls (libtorch/operators.h, method.h) and its
-// fake kernel for torch.compile. The struct with the spec has the rest as code.
+// kernels (launch/boxed.h), C++ calls (libtorch/operators.h, method.cpp) and
+// its fake kernel for torch.compile. The struct with the spec has the rest as
+// code.
 #pragma once
 
 #include <array>
@@ -15,6 +16,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "ops/roles.h"
 
@@ -140,11 +142,11 @@ inline constexpr int kOneNumber = -1;
 inline constexpr int kForEachChain = -2;
 inline constexpr int kCustom = -3;
 
-// For operators without numbers.
-struct NoCoefficients {
-  NoCoefficients() = default;
-  template <class Call>
-  explicit NoCoefficients(const Call& /*call*/) {}
+// An operator that is one update, made of a NamedCall (launch/call.h).
+template <template <class> class Functor>
+struct UpdatedBy {
+  template <class Real>
+  using Update = Functor<Real>;
 };
 
 // Common arguments of samplers.
@@ -203,8 +205,7 @@ constexpr bool Has(const OpSpec& spec, const CommonNumber& /*number*/) {
 }
 
 // The place of a name, at compile time: unknown names do not compile.
-template <class Items>
-consteval size_t PlaceOfName(const Items& items, std::string_view name) {
+consteval size_t PlaceOfName(const auto& items, std::string_view name) {
   for (size_t i = 0; i < items.count; ++i) {
     if (items[i].name == name) return i;
   }
@@ -268,6 +269,20 @@ constexpr ArgLayout ArgLayoutOf(const OpSpec& spec) {
   if (has_device) slots.Add(Kind::kNumChains);
   return slots;
 }
+
+// A list of operators with specs, as a type.
+template <class... Ops>
+struct Operators {
+  static constexpr size_t kCount = sizeof...(Ops);
+  static constexpr std::array<const OpSpec*, kCount> kOpSpecs = {
+      &Ops::kSpec...};
+
+  // Calls `visit` with std::type_identity of each.
+  template <class Visit>
+  static void ForEach(Visit visit) {
+    (visit(std::type_identity<Ops>()), ...);
+  }
+};
 
 // The specs of all operators, in the order of packed calls. In a source of its
 // own: what includes ops/registry.h is compiled again after a change of any

@@ -1,12 +1,10 @@
 // Updates that are no sampler's step, and sums.
 #pragma once
 
-#include "ops/control_variate.h"
 #include "ops/ewsg.h"
 #include "ops/gaussian.h"
-#include "ops/gradient_variance.h"
+#include "ops/gradients.h"
 #include "ops/hmc.h"
-#include "ops/operator_list.h"
 #include "ops/sbps.h"
 #include "ops/squares.h"
 #include "ops/temperature_sums.h"

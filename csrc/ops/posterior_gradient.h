@@ -4,36 +4,32 @@
 //   g = grad + (lambda / N) (theta - mu).
 #pragma once
 
-#include <cstdint>
-
 #include "random/arithmetic.h"
 #include "random/macros.h"
 
 namespace torch_sgmcmc {
 
-// Coefficients from numbers by name: number("lr") of a NamedCall
+// lambda / N, from numbers by name: number("lr") of a NamedCall
 // (launch/call.h).
-struct PriorCoefficients {
-  template <class Call>
-  explicit PriorCoefficients(const Call& number)
-      : weight_decay(number("prior_precision") / number("num_data")),
-        prior_mean(number("prior_mean")) {}
+double WeightDecay(const auto& number) {
+  return number("prior_precision") / number("num_data");
+}
 
-  double weight_decay;  // lambda / N
-  double prior_mean;    // mu, where there is no array of it
-};
+// lr T / N.
+double ScaledTemperature(const auto& number) {
+  return number("lr") * number("temperature") / number("num_data");
+}
 
-// An update by this gradient, at every step.
+// An update by this gradient.
 template <class Real>
 class PosteriorGradient {
  public:
-  // From coefficients with a prior's.
-  template <class Coefficients>
-  explicit PosteriorGradient(const Coefficients& c)
-      : weight_decay_(static_cast<Real>(c.weight_decay)),
-        prior_mean_(static_cast<Real>(c.prior_mean)) {}
+  PosteriorGradient(double weight_decay, double prior_mean)
+      : weight_decay_(static_cast<Real>(weight_decay)),
+        prior_mean_(static_cast<Real>(prior_mean)) {}
+  explicit PosteriorGradient(const auto& number)
+      : PosteriorGradient(WeightDecay(number), number("prior_mean")) {}
 
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
   SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
 
  protected:
@@ -43,7 +39,7 @@ class PosteriorGradient {
 
  private:
   Real weight_decay_;
-  Real prior_mean_;
+  Real prior_mean_;  // mu, where there is no array of it
 };
 
 }  // namespace torch_sgmcmc

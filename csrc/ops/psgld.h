@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdint>
 
 #include "ops/op_spec.h"
 #include "ops/posterior_gradient.h"
@@ -34,37 +33,20 @@ inline double LeastRoot(double eps, double lr, double weight_decay) {
   return std::max(eps, 10 * lr * weight_decay);
 }
 
-struct PSGLDMoveCoefficients : PriorCoefficients {
-  template <class Call>
-  explicit PSGLDMoveCoefficients(const Call& number)
-      : PriorCoefficients(number),
-        lr(number("lr")),
-        scaled_temperature(lr * number("temperature") / number("num_data")) {}
-
-  double lr;
-  double scaled_temperature;  // lr T / N
-};
-
-struct PSGLDCoefficients : PSGLDMoveCoefficients {
-  template <class Call>
-  explicit PSGLDCoefficients(const Call& number)
-      : PSGLDMoveCoefficients(number),
-        decay(number("decay")),
-        eps(LeastRoot(number("eps"), lr, weight_decay)) {}
-
-  double decay;
-  double eps;
-};
+double LeastRoot(const auto& number) {
+  return LeastRoot(number("eps"), number("lr"), WeightDecay(number));
+}
 
 // The move with a given G: the last lines of all three variants.
 template <class Real>
 class PSGLDMove {
  public:
-  explicit PSGLDMove(const PSGLDMoveCoefficients& c)
-      : minus_lr_(static_cast<Real>(-c.lr)),
-        weight_decay_(static_cast<Real>(c.weight_decay)),
-        noise_scale_(static_cast<Real>(std::sqrt(2 * c.scaled_temperature))),
-        prior_mean_(static_cast<Real>(c.prior_mean)) {}
+  explicit PSGLDMove(const auto& number)
+      : minus_lr_(static_cast<Real>(-number("lr"))),
+        weight_decay_(static_cast<Real>(WeightDecay(number))),
+        noise_scale_(
+            static_cast<Real>(std::sqrt(2 * ScaledTemperature(number)))),
+        prior_mean_(static_cast<Real>(number("prior_mean"))) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
   SG_HOST_DEVICE Real prior_mean() const { return prior_mean_; }
@@ -92,50 +74,38 @@ class PSGLDMove {
 
 // A frozen G is given as its root, which saves two roots per element.
 template <class Real>
-class PSGLDFrozenUpdate {
+class PSGLDFrozenUpdate : public PSGLDMove<Real> {
  public:
   static constexpr std::array<Role, 4> kRoles = {
       Role::kParameter, Role::kGradient, Role::kStatistic, Role::kPriorMean};
 
-  explicit PSGLDFrozenUpdate(const PSGLDMoveCoefficients& c) : move_(c) {}
-
-  SG_HOST_DEVICE bool needs_noise() const { return move_.needs_noise(); }
-  SG_HOST_DEVICE Real prior_mean() const { return move_.prior_mean(); }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  using PSGLDMove<Real>::PSGLDMove;
 
   SG_INLINE void operator()(Real (&x)[4], Real xi) const {
-    x[0] = move_.Theta(x[0], x[3], x[1], x[2], xi);
+    x[0] = this->Theta(x[0], x[3], x[1], x[2], xi);
   }
-
- private:
-  PSGLDMove<Real> move_;
 };
 
 // V adapts, Gamma is skipped.
 template <class Real>
-class PSGLDAdaptingUpdate {
+class PSGLDAdaptingUpdate : public PSGLDMove<Real> {
  public:
   static constexpr std::array<Role, 4> kRoles = {
       Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
 
-  explicit PSGLDAdaptingUpdate(const PSGLDCoefficients& c)
-      : move_(c),
-        eps_(static_cast<Real>(c.eps)),
-        decay_(static_cast<Real>(c.decay)),
-        weight_(static_cast<Real>(1 - c.decay)) {}
-
-  SG_HOST_DEVICE bool needs_noise() const { return move_.needs_noise(); }
-  SG_HOST_DEVICE Real prior_mean() const { return move_.prior_mean(); }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  explicit PSGLDAdaptingUpdate(const auto& number)
+      : PSGLDMove<Real>(number),
+        eps_(static_cast<Real>(LeastRoot(number))),
+        decay_(static_cast<Real>(number("decay"))),
+        weight_(static_cast<Real>(1 - number("decay"))) {}
 
   SG_INLINE void operator()(Real (&x)[4], Real xi) const {
     x[2] = Fma(weight_ * x[1], x[1], decay_ * x[2]);
     const Real root_of_g = ReciprocalRoot(SquareRoot(x[2]) + eps_);
-    x[0] = move_.Theta(x[0], x[3], x[1], root_of_g, xi);
+    x[0] = this->Theta(x[0], x[3], x[1], root_of_g, xi);
   }
 
  private:
-  PSGLDMove<Real> move_;
   Real eps_;
   Real decay_;
   Real weight_;
@@ -145,24 +115,21 @@ class PSGLDAdaptingUpdate {
 // of a running mean]). The state is J W. The second gradient is the diagonal of
 // the minibatch's Hessian.
 template <class Real>
-class PSGLDCorrectedUpdate {
+class PSGLDCorrectedUpdate : public PSGLDMove<Real> {
  public:
   static constexpr std::array<Role, 6> kRoles = {
       Role::kParameter, Role::kGradient, Role::kState,
       Role::kState,     Role::kGradient, Role::kPriorMean};
 
-  explicit PSGLDCorrectedUpdate(const PSGLDCoefficients& c)
-      : move_(c),
-        eps_(static_cast<Real>(c.eps)),
-        decay_(static_cast<Real>(c.decay)),
-        weight_(static_cast<Real>(1 - c.decay)),
+  explicit PSGLDCorrectedUpdate(const auto& number)
+      : PSGLDMove<Real>(number),
+        eps_(static_cast<Real>(LeastRoot(number))),
+        decay_(static_cast<Real>(number("decay"))),
+        weight_(static_cast<Real>(1 - number("decay"))),
         minus_half_scaled_temperature_(
-            static_cast<Real>(-0.5 * c.scaled_temperature)),
-        largest_jacobian_(static_cast<Real>(c.decay > 0 ? 1 / c.decay : 1)) {}
-
-  SG_HOST_DEVICE bool needs_noise() const { return move_.needs_noise(); }
-  SG_HOST_DEVICE Real prior_mean() const { return move_.prior_mean(); }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+            static_cast<Real>(-0.5 * ScaledTemperature(number))),
+        largest_jacobian_(
+            static_cast<Real>(number("decay") > 0 ? 1 / number("decay") : 1)) {}
 
   SG_INLINE void operator()(Real (&x)[6], Real xi) const {
     const Real weighted = weight_ * x[1];
@@ -175,15 +142,14 @@ class PSGLDCorrectedUpdate {
     // 0, and then W is 0 or tiny.
     const Real slope = w / (root + Real(0x1p-63));
     const Real gamma = minus_half_scaled_temperature_ * (g * g) * slope;
-    x[0] = move_.Theta(x[0], x[5], x[1], root_of_g, xi) + gamma;
-    Real jacobian = move_.Jacobian(g, x[4]);
+    x[0] = this->Theta(x[0], x[5], x[1], root_of_g, xi) + gamma;
+    Real jacobian = this->Jacobian(g, x[4]);
     jacobian = jacobian > 0 ? jacobian : Real(0);
     jacobian = jacobian < largest_jacobian_ ? jacobian : largest_jacobian_;
     x[3] = w * jacobian;
   }
 
  private:
-  PSGLDMove<Real> move_;
   Real eps_;
   Real decay_;
   Real weight_;
@@ -209,21 +175,18 @@ struct PSGLDStep {
                   args::kTemperature, args::kDecay, args::kEps},
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
-  using Coefficients = PSGLDCoefficients;
 
-  template <class Driver, class Plan, class Call>
-  static void Apply(const Driver& driver, const Plan& /*plan*/,
-                    const Call& call, const NoiseStream& stream) {
-    const PSGLDCoefficients coefficients(call);
+  static void Apply(const auto& driver, const auto& /*plan*/, const auto& call,
+                    const NoiseStream& stream) {
     if (call.list("sensitivities").empty()) {
-      driver.template Apply<PSGLDAdaptingUpdate>(coefficients, stream);
+      driver.template Apply<PSGLDAdaptingUpdate>(call, stream);
     } else {
-      driver.template Apply<PSGLDCorrectedUpdate>(coefficients, stream);
+      driver.template Apply<PSGLDCorrectedUpdate>(call, stream);
     }
   }
 };
 
-struct PSGLDFrozenStep {
+struct PSGLDFrozenStep : UpdatedBy<PSGLDFrozenUpdate> {
   static constexpr OpSpec kSpec = {
       .op = "psgld_frozen_step_",
       .lists = {args::kParams,
@@ -234,9 +197,6 @@ struct PSGLDFrozenStep {
                   args::kTemperature},
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
-  using Coefficients = PSGLDMoveCoefficients;
-  template <class Real>
-  using Update = PSGLDFrozenUpdate<Real>;
 };
 
 }  // namespace torch_sgmcmc

@@ -15,7 +15,7 @@
 #pragma once
 
 #include <cstddef>
-#include <tuple>
+#include <cstdint>
 #include <type_traits>
 #include <utility>
 
@@ -50,7 +50,6 @@ constexpr bool IsInArithmeticType(Role role) {
 template <class T>
 using Arithmetic = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// The element type of an argument with the given role.
 template <Role role, class T>
 using Stored = std::conditional_t<IsInArithmeticType(role), Arithmetic<T>, T>;
 
@@ -92,6 +91,44 @@ constexpr bool kHasPriorMean = [] {
 template <class Update>
 constexpr bool kTakesUniforms = requires {
   Update::kUniformNoise;
+};
+
+// Optional functions of an update: the steps that it leaves out, and whether it
+// reads noise; and of a map, a sum's result.
+SG_INLINE bool Skips([[maybe_unused]] const auto& update,
+                     [[maybe_unused]] uint64_t step) {
+  if constexpr (requires { update.skips(step); }) return update.skips(step);
+  return false;
+}
+SG_INLINE bool NeedsNoise([[maybe_unused]] const auto& update) {
+  if constexpr (requires { update.needs_noise(); }) return update.needs_noise();
+  return false;
+}
+SG_INLINE double Finish([[maybe_unused]] const auto& map, double sum) {
+  if constexpr (requires { map.Finish(sum); }) return map.Finish(sum);
+  return sum;
+}
+
+// An update in both types of arithmetic.
+template <template <class> class Update>
+class BothTypes {
+ public:
+  explicit BothTypes(const auto& coefficients)
+      : single_(coefficients), twice_(coefficients) {}
+
+  // For parameters of type T.
+  template <class T>
+  const Update<Arithmetic<T>>& For() const {
+    if constexpr (std::is_same_v<T, double>) {
+      return twice_;
+    } else {
+      return single_;
+    }
+  }
+
+ private:
+  Update<float> single_;
+  Update<double> twice_;
 };
 
 // A parameter's value: its master, if the parameter is the rounded master.

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "ops/baoa.h"
-#include "ops/operator_list.h"
 #include "ops/psgld.h"
 #include "ops/sghmc.h"
 #include "ops/sgld.h"

@@ -15,7 +15,6 @@
 
 #include <array>
 #include <cstddef>
-#include <cstdint>
 
 #include "ops/op_spec.h"
 #include "ops/posterior_gradient.h"
@@ -26,13 +25,6 @@
 
 namespace torch_sgmcmc {
 
-struct SBPSPlaceCoefficients {
-  template <class Call>
-  explicit SBPSPlaceCoefficients(const Call& number) : time(number("time")) {}
-
-  double time;
-};
-
 // Arrays: theta, origin, direction A v.
 template <class Real>
 class SBPSPlaceUpdate {
@@ -40,11 +32,8 @@ class SBPSPlaceUpdate {
   static constexpr std::array<Role, 3> kRoles = {
       Role::kOutput, Role::kStatistic, Role::kStatistic};
 
-  explicit SBPSPlaceUpdate(const SBPSPlaceCoefficients& c)
-      : time_(static_cast<Real>(c.time)) {}
-
-  SG_HOST_DEVICE bool needs_noise() const { return false; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  explicit SBPSPlaceUpdate(const auto& number)
+      : time_(static_cast<Real>(number("time"))) {}
 
   SG_INLINE void operator()(Real (&x)[3], Real /*xi*/) const {
     x[0] = Fma(time_, x[2], x[1]);
@@ -54,30 +43,14 @@ class SBPSPlaceUpdate {
   Real time_;
 };
 
-struct SBPSReflectCoefficients {
-  template <class Call>
-  explicit SBPSReflectCoefficients(const Call& number)
-      : weight_decay(number("weight_decay")),
-        scale(number("scale")),
-        gain(number("gain")),
-        prior_mean(number("prior_mean")) {}
-
-  double weight_decay;  // lambda / N
-  double scale;         // 1 / |v|
-  double gain;          // 2 (v . A g) / (|A g|^2 |v|)
-  double prior_mean;
-};
-
 // v <- scale v - gain A g. Arrays: theta, grad, v, A if preconditioned, and mu.
 template <class Real, bool preconditioned>
 class SBPSReflection : public PosteriorGradient<Real> {
  public:
-  explicit SBPSReflection(const SBPSReflectCoefficients& c)
-      : PosteriorGradient<Real>(c),
-        scale_(static_cast<Real>(c.scale)),
-        minus_gain_(static_cast<Real>(-c.gain)) {}
-
-  SG_HOST_DEVICE bool needs_noise() const { return false; }
+  explicit SBPSReflection(const auto& number)
+      : PosteriorGradient<Real>(number("weight_decay"), number("prior_mean")),
+        scale_(static_cast<Real>(number("scale"))),
+        minus_gain_(static_cast<Real>(-number("gain"))) {}
 
   SG_INLINE void operator()(Real (&x)[preconditioned ? 5 : 4],
                             Real /*xi*/) const {
@@ -88,9 +61,8 @@ class SBPSReflection : public PosteriorGradient<Real> {
   }
 
  private:
-  Real scale_;
-  Real minus_gain_;
-  Real prior_mean_;
+  Real scale_;       // 1 / |v|
+  Real minus_gain_;  // -2 (v . A g) / (|A g|^2 |v|)
 };
 
 template <class Real>
@@ -110,18 +82,6 @@ class SBPSPreconditionedReflectUpdate : public SBPSReflection<Real, true> {
       Role::kPriorMean};
 };
 
-struct SBPSAdaptCoefficients {
-  template <class Call>
-  explicit SBPSAdaptCoefficients(const Call& number)
-      : weight_decay(number("weight_decay")),
-        decay(number("decay")),
-        prior_mean(number("prior_mean")) {}
-
-  double weight_decay;
-  double decay;
-  double prior_mean;
-};
-
 // V <- b V + (1 - b) g^2. Arrays: theta, grad, V, mu.
 template <class Real>
 class SBPSAdaptUpdate : public PosteriorGradient<Real> {
@@ -129,12 +89,10 @@ class SBPSAdaptUpdate : public PosteriorGradient<Real> {
   static constexpr std::array<Role, 4> kRoles = {
       Role::kGradient, Role::kGradient, Role::kState, Role::kPriorMean};
 
-  explicit SBPSAdaptUpdate(const SBPSAdaptCoefficients& c)
-      : PosteriorGradient<Real>(c),
-        decay_(static_cast<Real>(c.decay)),
-        weight_(static_cast<Real>(1 - c.decay)) {}
-
-  SG_HOST_DEVICE bool needs_noise() const { return false; }
+  explicit SBPSAdaptUpdate(const auto& number)
+      : PosteriorGradient<Real>(number("weight_decay"), number("prior_mean")),
+        decay_(static_cast<Real>(number("decay"))),
+        weight_(static_cast<Real>(1 - number("decay"))) {}
 
   SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
     const Real g = this->Gradient(x[0], x[3], x[1]);
@@ -144,16 +102,6 @@ class SBPSAdaptUpdate : public PosteriorGradient<Real> {
  private:
   Real decay_;
   Real weight_;
-  Real prior_mean_;
-};
-
-struct SBPSPreconditionCoefficients {
-  template <class Call>
-  explicit SBPSPreconditionCoefficients(const Call& number)
-      : eps(number("eps")), scale(number("scale")) {}
-
-  double eps;
-  double scale;  // 1 / mean of 1 / (sqrt(V) + eps)
 };
 
 // A = scale / (sqrt(V) + eps) and A v. Arrays: V, v, A, A v.
@@ -163,11 +111,9 @@ class SBPSPreconditionUpdate {
   static constexpr std::array<Role, 4> kRoles = {
       Role::kStatistic, Role::kStatistic, Role::kState, Role::kState};
 
-  explicit SBPSPreconditionUpdate(const SBPSPreconditionCoefficients& c)
-      : eps_(static_cast<Real>(c.eps)), scale_(static_cast<Real>(c.scale)) {}
-
-  SG_HOST_DEVICE bool needs_noise() const { return false; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  explicit SBPSPreconditionUpdate(const auto& number)
+      : eps_(static_cast<Real>(number("eps"))),
+        scale_(static_cast<Real>(number("scale"))) {}
 
   SG_INLINE void operator()(Real (&x)[4], Real /*xi*/) const {
     x[2] = scale_ / (sqrt(x[0]) + eps_);
@@ -176,7 +122,7 @@ class SBPSPreconditionUpdate {
 
  private:
   Real eps_;
-  Real scale_;
+  Real scale_;  // 1 / mean of 1 / (sqrt(V) + eps)
 };
 
 // (origin - mu) . A v and |A v|^2 of a line; two of a plan's arrays are the
@@ -204,7 +150,6 @@ class SBPSLineSums {
     return {(x[kOrigin] - x[kArrays]) * x[kDirection],
             x[kDirection] * x[kDirection]};
   }
-  SG_INLINE static double Finish(double sum) { return sum; }
 
  private:
   double prior_mean_;
@@ -229,7 +174,6 @@ class SBPSReflectionSums {
     if constexpr (preconditioned) g *= x[3];
     return {g * x[2], g * g, x[2] * x[2]};
   }
-  SG_INLINE static double Finish(double sum) { return sum; }
 
  private:
   double weight_decay_;
@@ -245,7 +189,6 @@ class SBPSPreconditionerSum {
   SG_INLINE double operator()(const double (&x)[1]) const {
     return 1 / (sqrt(x[0]) + eps_);
   }
-  SG_INLINE static double Finish(double sum) { return sum; }
 
  private:
   double eps_;
@@ -257,15 +200,12 @@ inline constexpr TensorListArg kOrigins{"origins", Role::kStatistic};
 inline constexpr ScalarArg kWeightDecay{"weight_decay", Domain::kNotNegative};
 inline constexpr ScalarArg kScale{"scale", Domain::kPositive};
 
-struct SBPSPlace {
+struct SBPSPlace : UpdatedBy<SBPSPlaceUpdate> {
   static constexpr OpSpec kSpec = {.op = "sbps_place_",
                                    .lists = {{"params", Role::kOutput},
                                              kOrigins,
                                              {"directions", Role::kStatistic}},
                                    .numbers = {{"time"}}};
-  using Coefficients = SBPSPlaceCoefficients;
-  template <class Real>
-  using Update = SBPSPlaceUpdate<Real>;
 };
 
 struct SBPSReflect {
@@ -277,32 +217,26 @@ struct SBPSReflect {
                 {"preconditioners", Role::kStatistic, /*is_optional=*/true}},
       .numbers = {kWeightDecay, kScale, {"gain"}},
       .has_prior_mean = true};
-  using Coefficients = SBPSReflectCoefficients;
 
-  template <class Driver, class Plan, class Call>
-  static void Apply(const Driver& driver, const Plan& /*plan*/,
-                    const Call& call, const NoiseStream& none) {
-    const SBPSReflectCoefficients c(call);
+  static void Apply(const auto& driver, const auto& /*plan*/, const auto& call,
+                    const NoiseStream& none) {
     if (call.list("preconditioners").empty()) {
-      driver.template Apply<SBPSReflectUpdate>(c, none);
+      driver.template Apply<SBPSReflectUpdate>(call, none);
     } else {
-      driver.template Apply<SBPSPreconditionedReflectUpdate>(c, none);
+      driver.template Apply<SBPSPreconditionedReflectUpdate>(call, none);
     }
   }
 };
 
-struct SBPSAdapt {
+struct SBPSAdapt : UpdatedBy<SBPSAdaptUpdate> {
   static constexpr OpSpec kSpec = {
       .op = "sbps_adapt_",
       .lists = {kPositions, args::kGrads, {"square_averages", Role::kState}},
       .numbers = {kWeightDecay, args::kDecay},
       .has_prior_mean = true};
-  using Coefficients = SBPSAdaptCoefficients;
-  template <class Real>
-  using Update = SBPSAdaptUpdate<Real>;
 };
 
-struct SBPSPrecondition {
+struct SBPSPrecondition : UpdatedBy<SBPSPreconditionUpdate> {
   static constexpr OpSpec kSpec = {
       .op = "sbps_precondition_",
       .lists = {{"square_averages", Role::kStatistic},
@@ -310,9 +244,6 @@ struct SBPSPrecondition {
                 {"preconditioners", Role::kState},
                 {"directions", Role::kState}},
       .numbers = {args::kEps, kScale}};
-  using Coefficients = SBPSPreconditionCoefficients;
-  template <class Real>
-  using Update = SBPSPreconditionUpdate<Real>;
 };
 
 // SBPSReflect without a preconditioner, and the new line's sums, in one pass.
@@ -323,14 +254,10 @@ struct SBPSReflectSums {
       .numbers = {kWeightDecay, kScale, {"gain"}},
       .has_prior_mean = true,
       .sums = 2};
-  using Coefficients = SBPSReflectCoefficients;
 
-  template <class Reducer, class Plan, class Call, class Tensor>
-  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+  static void Reduce(const auto& call, const auto& sum) {
     using Line = SBPSLineSums</*kArrays=*/4, /*kOrigin=*/3, /*kDirection=*/2>;
-    Reducer::template UpdateAndReduce<SBPSReflectUpdate>(
-        kSpec.op, plan, SBPSReflectCoefficients(call), Line(call("prior_mean")),
-        result);
+    sum.template After<SBPSReflectUpdate>(Line(call("prior_mean")));
   }
 };
 
@@ -347,12 +274,9 @@ struct SBPSPreconditionSums {
       .has_prior_mean = true,
       .sums = 2};
 
-  template <class Reducer, class Plan, class Call, class Tensor>
-  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+  static void Reduce(const auto& call, const auto& sum) {
     using Line = SBPSLineSums</*kArrays=*/5, /*kOrigin=*/4, /*kDirection=*/3>;
-    Reducer::template UpdateAndReduce<SBPSPreconditionUpdate>(
-        kSpec.op, plan, SBPSPreconditionCoefficients(call),
-        Line(call("prior_mean")), result);
+    sum.template After<SBPSPreconditionUpdate>(Line(call("prior_mean")));
   }
 };
 
@@ -363,10 +287,9 @@ struct SBPSSumsOfLine {
       .has_prior_mean = true,
       .sums = 2};
 
-  template <class Reducer, class Plan, class Call, class Tensor>
-  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+  static void Reduce(const auto& call, const auto& sum) {
     using Line = SBPSLineSums</*kArrays=*/2, /*kOrigin=*/0, /*kDirection=*/1>;
-    Reducer::Reduce(plan, Line(call("prior_mean")), /*num_chains=*/1, result);
+    sum(Line(call("prior_mean")));
   }
 };
 
@@ -381,17 +304,11 @@ struct SBPSSumsOfReflection {
       .has_prior_mean = true,
       .sums = 3};
 
-  template <class Reducer, class Plan, class Call, class Tensor>
-  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
-    const auto reduce = [&](const auto& map) {
-      Reducer::Reduce(plan, map, /*num_chains=*/1, result);
-    };
+  static void Reduce(const auto& call, const auto& sum) {
     if (call.list("preconditioners").empty()) {
-      reduce(
-          SBPSReflectionSums<false>(call("weight_decay"), call("prior_mean")));
+      sum(SBPSReflectionSums<false>(call("weight_decay"), call("prior_mean")));
     } else {
-      reduce(
-          SBPSReflectionSums<true>(call("weight_decay"), call("prior_mean")));
+      sum(SBPSReflectionSums<true>(call("weight_decay"), call("prior_mean")));
     }
   }
 };
@@ -403,10 +320,8 @@ struct SBPSSumOfPreconditioner {
       .numbers = {args::kEps},
       .sums = 1};
 
-  template <class Reducer, class Plan, class Call, class Tensor>
-  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
-    Reducer::Reduce(plan, SBPSPreconditionerSum(call("eps")), /*num_chains=*/1,
-                    result);
+  static void Reduce(const auto& call, const auto& sum) {
+    sum(SBPSPreconditionerSum(call("eps")));
   }
 };
 

@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -32,10 +31,10 @@ namespace torch_sgmcmc {
 // (docs/samplers/sghmc.md): with m = momentum, m lr g / (1 + m) - lr g = -lr g
 // / (1 + m), the part 1 / (1 + m) of its gradient and minibatch noise.
 
-struct SGHMCCoefficients : PriorCoefficients {
-  template <class Call>
-  explicit SGHMCCoefficients(const Call& number)
-      : PriorCoefficients(number),
+struct SGHMCCoefficients {
+  explicit SGHMCCoefficients(const auto& number)
+      : weight_decay(WeightDecay(number)),
+        prior_mean(number("prior_mean")),
         lr(number("lr")),
         momentum(number("momentum")),
         scaled_temperature(2 * lr * number("temperature") / number("num_data")),
@@ -65,6 +64,8 @@ struct SGHMCCoefficients : PriorCoefficients {
     return std::max(0.0, (1 - momentum) - noise_estimate) * scaled_temperature;
   }
 
+  double weight_decay;
+  double prior_mean;
   double lr;
   double momentum;
   double scaled_temperature;  // 2 lr T / N
@@ -80,7 +81,7 @@ class SGHMCUpdate : public PosteriorGradient<Real> {
       Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
 
   explicit SGHMCUpdate(const SGHMCCoefficients& c)
-      : PosteriorGradient<Real>(c),
+      : PosteriorGradient<Real>(c.weight_decay, c.prior_mean),
         minus_lr_(static_cast<Real>(-c.lr)),
         momentum_(static_cast<Real>(c.momentum * c.momentum_scale)),
         noise_scale_(static_cast<Real>(std::sqrt(c.NoiseVariance()))),
@@ -111,7 +112,7 @@ class SGHMCNoiseAwareUpdate : public PosteriorGradient<Real> {
       Role::kPriorMean};
 
   explicit SGHMCNoiseAwareUpdate(const SGHMCCoefficients& c)
-      : PosteriorGradient<Real>(c),
+      : PosteriorGradient<Real>(c.weight_decay, c.prior_mean),
         minus_lr_(static_cast<Real>(-c.lr)),
         momentum_(static_cast<Real>(c.momentum * c.momentum_scale)),
         noise_variance_(static_cast<Real>(c.NoiseVariance())),
@@ -170,10 +171,8 @@ struct SGHMCStep {
                   args::kResampleEvery},
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
-  using Coefficients = SGHMCCoefficients;
 
-  template <class Call>
-  static std::string Refusal(const Call& call) {
+  static std::string Refusal(const auto& call) {
     const double friction = 1 - call("momentum");
     const double estimate = call("noise_estimate");
     // momentum 0.9 and noise_estimate 0.1 add up to 1 only after rounding.
@@ -182,8 +181,8 @@ struct SGHMCStep {
            " (must not exceed the friction 1 - momentum = " +
            std::to_string(friction) + ")";
   }
-  template <class Driver, class Plan, class Call>
-  static void Apply(const Driver& driver, const Plan& plan, const Call& call,
+  template <class Driver, class Plan>
+  static void Apply(const Driver& driver, const Plan& plan, const auto& call,
                     const NoiseStream& stream) {
     const SGHMCCoefficients c(call);
     const auto update =

@@ -8,7 +8,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstdint>
 
 #include "ops/op_spec.h"
 #include "ops/posterior_gradient.h"
@@ -18,28 +17,17 @@
 
 namespace torch_sgmcmc {
 
-struct SGLDCoefficients : PriorCoefficients {
-  template <class Call>
-  explicit SGLDCoefficients(const Call& number)
-      : PriorCoefficients(number),
-        lr(number("lr")),
-        noise_scale(
-            std::sqrt(2 * lr * number("temperature") / number("num_data"))) {}
-
-  double lr;
-  double noise_scale;
-};
-
 template <class Real>
 class SGLDUpdate : public PosteriorGradient<Real> {
  public:
   static constexpr std::array<Role, 3> kRoles = {
       Role::kParameter, Role::kGradient, Role::kPriorMean};
 
-  explicit SGLDUpdate(const SGLDCoefficients& c)
-      : PosteriorGradient<Real>(c),
-        minus_lr_(static_cast<Real>(-c.lr)),
-        noise_scale_(static_cast<Real>(c.noise_scale)) {}
+  explicit SGLDUpdate(const auto& number)
+      : PosteriorGradient<Real>(number),
+        minus_lr_(static_cast<Real>(-number("lr"))),
+        noise_scale_(static_cast<Real>(std::sqrt(
+            2 * number("lr") * number("temperature") / number("num_data")))) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
 
@@ -53,7 +41,7 @@ class SGLDUpdate : public PosteriorGradient<Real> {
   Real noise_scale_;
 };
 
-struct SGLDStep {
+struct SGLDStep : UpdatedBy<SGLDUpdate> {
   static constexpr OpSpec kSpec = {
       .op = "sgld_step_",
       .lists = {args::kParams, args::kGrads, args::kMasterList},
@@ -61,9 +49,6 @@ struct SGLDStep {
                   args::kTemperature},
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
-  using Coefficients = SGLDCoefficients;
-  template <class Real>
-  using Update = SGLDUpdate<Real>;
 };
 
 }  // namespace torch_sgmcmc

@@ -10,7 +10,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstdint>
 
 #include "ops/op_spec.h"
 #include "ops/posterior_gradient.h"
@@ -20,17 +19,6 @@
 
 namespace torch_sgmcmc {
 
-struct SGLRWCoefficients : PriorCoefficients {
-  template <class Call>
-  explicit SGLRWCoefficients(const Call& number)
-      : PriorCoefficients(number),
-        lr(number("lr")),
-        delta(std::sqrt(2 * lr * number("temperature") / number("num_data"))) {}
-
-  double lr;
-  double delta;
-};
-
 template <class Real>
 class SGLRWUpdate : public PosteriorGradient<Real> {
  public:
@@ -38,10 +26,11 @@ class SGLRWUpdate : public PosteriorGradient<Real> {
   static constexpr std::array<Role, 3> kRoles = {
       Role::kParameter, Role::kGradient, Role::kPriorMean};
 
-  explicit SGLRWUpdate(const SGLRWCoefficients& c)
-      : PosteriorGradient<Real>(c),
-        minus_lr_(static_cast<Real>(-c.lr)),
-        delta_(static_cast<Real>(c.delta)) {}
+  explicit SGLRWUpdate(const auto& number)
+      : PosteriorGradient<Real>(number),
+        minus_lr_(static_cast<Real>(-number("lr"))),
+        delta_(static_cast<Real>(std::sqrt(
+            2 * number("lr") * number("temperature") / number("num_data")))) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return delta_ != 0; }
 
@@ -58,7 +47,7 @@ class SGLRWUpdate : public PosteriorGradient<Real> {
   Real delta_;
 };
 
-struct SGLRWStep {
+struct SGLRWStep : UpdatedBy<SGLRWUpdate> {
   static constexpr OpSpec kSpec = {
       .op = "sglrw_step_",
       .lists = {args::kParams, args::kGrads, args::kMasterList},
@@ -66,9 +55,6 @@ struct SGLRWStep {
                   args::kPositiveTemperature},
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
-  using Coefficients = SGLRWCoefficients;
-  template <class Real>
-  using Update = SGLRWUpdate<Real>;
 };
 
 }  // namespace torch_sgmcmc

@@ -14,7 +14,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstdint>
 
 #include "ops/op_spec.h"
 #include "ops/posterior_gradient.h"
@@ -24,25 +23,10 @@
 
 namespace torch_sgmcmc {
 
-struct SGNHTCoefficients : PriorCoefficients {
-  template <class Call>
-  explicit SGNHTCoefficients(const Call& number)
-      : PriorCoefficients(number),
-        lr(number("lr")),
-        momentum(number("momentum")),
-        scaled_temperature(lr * number("temperature") / number("num_data")),
-        // Without momentum in equilibrium the thermostat rests.
-        rate(scaled_temperature > 0 ? number("thermostat_rate") : 0),
-        momentum_scale(number("momentum_scale")),
-        thermostat_scale(number("thermostat_scale")) {}
-
-  double lr;
-  double momentum;
-  double scaled_temperature;  // lr T / N
-  double rate;                // kappa
-  double momentum_scale;      // f
-  double thermostat_scale;
-};
+// kappa. Without momentum in equilibrium the thermostat rests.
+double ThermostatRate(const auto& number) {
+  return ScaledTemperature(number) > 0 ? number("thermostat_rate") : 0;
+}
 
 template <class Real>
 class SGNHTUpdate : public PosteriorGradient<Real> {
@@ -51,17 +35,19 @@ class SGNHTUpdate : public PosteriorGradient<Real> {
       Role::kParameter, Role::kGradient, Role::kState, Role::kState,
       Role::kPriorMean};
 
-  explicit SGNHTUpdate(const SGNHTCoefficients& c)
-      : PosteriorGradient<Real>(c),
-        minus_lr_(static_cast<Real>(-c.lr)),
-        momentum_(static_cast<Real>(c.momentum)),
-        noise_scale_(static_cast<Real>(
-            std::sqrt(2 * (1 - c.momentum) * c.scaled_temperature))),
-        rate_(static_cast<Real>(c.rate)),
-        momentum_scale_(static_cast<Real>(c.momentum_scale)),
-        thermostat_scale_(static_cast<Real>(c.thermostat_scale)),
-        gain_(static_cast<Real>(c.rate > 0 ? c.rate / (4 * c.scaled_temperature)
-                                           : 0)) {}
+  explicit SGNHTUpdate(const auto& number)
+      : PosteriorGradient<Real>(number),
+        minus_lr_(static_cast<Real>(-number("lr"))),
+        momentum_(static_cast<Real>(number("momentum"))),
+        noise_scale_(static_cast<Real>(std::sqrt(2 * (1 - number("momentum")) *
+                                                 ScaledTemperature(number)))),
+        rate_(static_cast<Real>(ThermostatRate(number))),
+        momentum_scale_(static_cast<Real>(number("momentum_scale"))),
+        thermostat_scale_(static_cast<Real>(number("thermostat_scale"))),
+        gain_(ThermostatRate(number) > 0
+                  ? static_cast<Real>(ThermostatRate(number) /
+                                      (4 * ScaledTemperature(number)))
+                  : 0) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
 
@@ -87,7 +73,7 @@ class SGNHTUpdate : public PosteriorGradient<Real> {
   Real gain_;  // kappa N / (4 lr T)
 };
 
-struct SGNHTStep {
+struct SGNHTStep : UpdatedBy<SGNHTUpdate> {
   static constexpr OpSpec kSpec = {
       .op = "sgnht_step_",
       .lists = {args::kParams,
@@ -104,9 +90,6 @@ struct SGNHTStep {
                   args::kThermostatScale},
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
-  using Coefficients = SGNHTCoefficients;
-  template <class Real>
-  using Update = SGNHTUpdate<Real>;
 };
 
 }  // namespace torch_sgmcmc

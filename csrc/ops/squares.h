@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
 
 #include "ops/op_spec.h"
 #include "ops/roles.h"
@@ -17,22 +16,16 @@ class RootUpdate {
  public:
   static constexpr std::array<Role, 1> kRoles = {Role::kInPlace};
 
-  explicit RootUpdate(const NoCoefficients& /*none*/) {}
-
-  SG_HOST_DEVICE bool needs_noise() const { return false; }
-  SG_HOST_DEVICE bool skips(uint64_t /*step*/) const { return false; }
+  explicit RootUpdate(const auto& /*none*/) {}
 
   SG_INLINE void operator()(Real (&x)[1], Real /*xi*/) const {
     x[0] = SquareRoot(x[0]);
   }
 };
 
-struct SquareRoots {
+struct SquareRoots : UpdatedBy<RootUpdate> {
   static constexpr OpSpec kSpec = {.op = "square_root_",
                                    .lists = {{"tensors", Role::kInPlace}}};
-  using Coefficients = NoCoefficients;
-  template <class Real>
-  using Update = RootUpdate<Real>;
 };
 
 // The sum of the squares of all elements.
@@ -43,7 +36,6 @@ struct Square {
   SG_INLINE double operator()(const double (&x)[1]) const {
     return x[0] * x[0];
   }
-  SG_INLINE static double Finish(double sum) { return sum; }
 };
 
 struct SumOfSquares {
@@ -51,10 +43,7 @@ struct SumOfSquares {
                                    .lists = {{"tensors", Role::kGradient}},
                                    .sums = kOneNumber};
 
-  template <class Reducer, class Plan, class Call, class Tensor>
-  static void Reduce(const Plan& plan, const Call& /*call*/, Tensor& result) {
-    Reducer::Reduce(plan, Square(), /*num_chains=*/1, result);
-  }
+  static void Reduce(const auto& /*call*/, const auto& sum) { sum(Square()); }
 };
 
 }  // namespace torch_sgmcmc

@@ -107,7 +107,6 @@ class TemperatureTerms {
       }
     }
   }
-  SG_INLINE static double Finish(double sum) { return sum; }
 
  private:
   TemperatureNumbers n_;
@@ -129,8 +128,7 @@ struct TemperatureSums {
       .has_prior_mean = true,
       .sums = kCustom};
 
-  template <class Call>
-  static std::string Refusal(const Call& call) {
+  static std::string Refusal(const auto& call) {
     const int64_t kind = call.integer("kind");
     if (kind < 0 || kind > static_cast<int64_t>(kLastTemperatureSum)) {
       return "Invalid kind: " + std::to_string(kind) + " (must be in [0, 6])";
@@ -141,15 +139,13 @@ struct TemperatureSums {
     }
     return "";
   }
-  template <class Call>
-  static std::vector<int64_t> Sizes(const Call& call) {
+  static std::vector<int64_t> Sizes(const auto& call) {
     const size_t count =
         CountOf(static_cast<TemperatureSum>(call.integer("kind")));
     return {static_cast<int64_t>(call.list("grads").size()),
             static_cast<int64_t>(count)};
   }
-  template <class Call>
-  static auto Lists(const Call& call) {
+  static auto Lists(const auto& call) {
     const auto reads = ForKind(call, [](const auto* map) {
       return std::decay_t<decltype(*map)>::kReads;
     });
@@ -167,8 +163,7 @@ struct TemperatureSums {
     }
     return chosen;
   }
-  template <class Reducer, class Plan, class Call, class Tensor>
-  static void Reduce(const Plan& plan, const Call& call, Tensor& result) {
+  static void Reduce(const auto& call, const auto& sums) {
     const TemperatureNumbers numbers{
         .weight_decay = call("weight_decay"),
         .center_scale = call.list("centers").empty() ? 0.0 : 1.0,
@@ -183,41 +178,19 @@ struct TemperatureSums {
     }
     ForKind(call, [&](const auto* map) {
       using Map = std::decay_t<decltype(*map)>;
-      Reducer::ReduceEach(plan, Map(numbers), rows, result);
+      sums.Each(Map(numbers), rows);
     });
   }
 
  private:
-  template <class Call, class Use>
-  static auto ForKind(const Call& call, const Use& use) {
-    const auto of = [&](auto kind) {
-      return use(
-          static_cast<const TemperatureTerms<decltype(kind)::value>*>(nullptr));
-    };
-    switch (static_cast<TemperatureSum>(call.integer("kind"))) {
-      case TemperatureSum::kLangevin:
-        return of(std::integral_constant<TemperatureSum,
-                                         TemperatureSum::kLangevin>());
-      case TemperatureSum::kPreconditioned:
-        return of(std::integral_constant<TemperatureSum,
-                                         TemperatureSum::kPreconditioned>());
-      case TemperatureSum::kMomentum:
-        return of(std::integral_constant<TemperatureSum,
-                                         TemperatureSum::kMomentum>());
-      case TemperatureSum::kThermostat:
-        return of(std::integral_constant<TemperatureSum,
-                                         TemperatureSum::kThermostat>());
-      case TemperatureSum::kNoise:
-        return of(
-            std::integral_constant<TemperatureSum, TemperatureSum::kNoise>());
-      case TemperatureSum::kPreconditionedNoise:
-        return of(
-            std::integral_constant<TemperatureSum,
-                                   TemperatureSum::kPreconditionedNoise>());
-      case TemperatureSum::kLattice:
-        break;
+  // Calls use(pointer to the kind's terms).
+  template <int kKind = 0>
+  static auto ForKind(const auto& call, const auto& use) {
+    constexpr auto kTried = static_cast<TemperatureSum>(kKind);
+    if constexpr (kTried != kLastTemperatureSum) {
+      if (call.integer("kind") != kKind) return ForKind<kKind + 1>(call, use);
     }
-    return of(std::integral_constant<TemperatureSum, kLastTemperatureSum>());
+    return use(static_cast<const TemperatureTerms<kTried>*>(nullptr));
   }
 };
 

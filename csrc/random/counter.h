@@ -60,6 +60,10 @@ struct NoiseStream {
   }
 };
 
+inline NoiseStream KeyedStream(int64_t seed, uint64_t step, Purpose purpose) {
+  return {static_cast<uint64_t>(seed), step, static_cast<uint32_t>(purpose)};
+}
+
 // Note [Skipped steps]
 // A device_step is added to an operator's step. With a negative one the
 // operator changes nothing: on a GPU the host need not know of a failed finite

@@ -34,6 +34,17 @@
 #endif
 #define SG_REGION_AVX2 SG_REGION_BEGIN("popcnt,avx2,fma,f16c")
 
+// A call of a function that random/each_isa.inl has compiled for an instruction
+// set.
+#if defined(SG_X86)
+#define SG_CALL_ON(isa, ...)                   \
+  ((isa) == Isa::kAvx512 ? avx512::__VA_ARGS__ \
+   : (isa) == Isa::kAvx2 ? avx2::__VA_ARGS__   \
+                         : portable::__VA_ARGS__)
+#else
+#define SG_CALL_ON(isa, ...) (static_cast<void>(isa), portable::__VA_ARGS__)
+#endif
+
 namespace torch_sgmcmc {
 
 enum class Isa { kPortable = 0, kAvx2 = 1, kAvx512 = 2 };

@@ -5,9 +5,6 @@
 // the kernels call; only the launches are mirrored here.
 #pragma once
 
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <optional>
@@ -17,7 +14,7 @@
 #include "launch/plan.h"
 #include "launch/reduce.h"
 #include "launch/tables.h"
-#include "ops/nonfinite_op.h"
+#include "ops/nonfinite.h"
 #include "random/counter.h"
 
 namespace torch_sgmcmc::cuda_on_host {
@@ -25,7 +22,7 @@ namespace torch_sgmcmc::cuda_on_host {
 template <class Update, class T>
 void Launch(const Update& update, const SegmentTable& table,
             const NoiseStream& stream, int64_t blocks) {
-  if (update.skips(stream.step)) return;
+  if (Skips(update, stream.step)) return;
   const int64_t chains = std::max<int64_t>(1, table.num_chains);
   for (int64_t chain = 0; chain < chains; ++chain) {
     for (int64_t block = 0; block < blocks; ++block) {
@@ -34,14 +31,6 @@ void Launch(const Update& update, const SegmentTable& table,
       }
     }
   }
-}
-
-template <class T, class Update>
-void LaunchAll(const Update& update, const NoiseStream& stream,
-               const std::vector<Segment>& segments, ScalarType dtype) {
-  ForEachTable(segments, dtype, [&](const SegmentTable& table, int64_t blocks) {
-    Launch<Update, T>(update, table, stream, blocks);
-  });
 }
 
 // Stands in for CudaDriver, so that whole operators can run on it.
@@ -59,15 +48,14 @@ class Driver {
   template <template <class> class Update, class Coefficients>
   void Apply(const Coefficients& coefficients, NoiseStream stream,
              const std::vector<Segment>& segments) const {
-    const Update<float> single(coefficients);
-    const Update<double> twice(coefficients);
+    const BothTypes<Update> updates(coefficients);
     if (!AddDeviceStep(device_step_, stream)) return;
-    LaunchAll<double>(twice, stream, segments, ScalarType::Double);
-    LaunchAll<float>(single, stream, segments, ScalarType::Float);
-    LaunchAll<torch::headeronly::BFloat16>(single, stream, segments,
-                                           ScalarType::BFloat16);
-    LaunchAll<torch::headeronly::Half>(single, stream, segments,
-                                       ScalarType::Half);
+    ForEachTable(segments,
+                 [&](auto element, const SegmentTable& table, int64_t blocks) {
+                   using T = decltype(element);
+                   Launch<Update<Arithmetic<T>>, T>(updates.template For<T>(),
+                                                    table, stream, blocks);
+                 });
   }
 
  private:
@@ -76,30 +64,21 @@ class Driver {
 };
 
 // CountNonfinite of ops/nonfinite_cuda.cu.
-template <class T>
-void CountAll(const Plan& plan, ScalarType dtype, int64_t* counts) {
-  ForEachTable(plan.segments(), dtype,
-               [&](const SegmentTable& table, int64_t blocks) {
+inline std::vector<int64_t> CountNonfinite(const TensorList& tensors) {
+  const Plan plan = PlanToCount("count_nonfinite", tensors);
+  std::vector<int64_t> counts(2 * tensors.size());
+  ForEachTable(plan.segments(),
+               [&](auto element, const SegmentTable& table, int64_t blocks) {
                  for (int64_t block = 0; block < blocks; ++block) {
                    for (int thread = 0; thread < kThreads; ++thread) {
                      int64_t place = 0;
-                     const Nonfinite found =
-                         CountThread<T>(table, block, thread, &place);
+                     const Nonfinite found = CountThread<decltype(element)>(
+                         table, block, thread, &place);
                      counts[place] += found.nans;
                      counts[place + 1] += found.infinities;
                    }
                  }
                });
-}
-
-inline std::vector<int64_t> CountNonfinite(const TensorList& tensors) {
-  const Plan plan = PlanToCount("count_nonfinite", tensors);
-  std::vector<int64_t> counts(2 * tensors.size());
-  CountAll<double>(plan, ScalarType::Double, counts.data());
-  CountAll<float>(plan, ScalarType::Float, counts.data());
-  CountAll<torch::headeronly::BFloat16>(plan, ScalarType::BFloat16,
-                                        counts.data());
-  CountAll<torch::headeronly::Half>(plan, ScalarType::Half, counts.data());
   return counts;
 }
 
@@ -143,22 +122,9 @@ std::vector<double> Reduce(const Map& map, const std::vector<Segment>& segments,
   std::vector<double> sums(kSums<Map> * static_cast<size_t>(targets));
   const StretchSums to{sums.data(), targets, all.per_chain};
   for (size_t i = 0; i < segments.size(); ++i) {
-    const auto run = [&](auto zero) {
-      ReduceSegment<Map, decltype(zero)>(map, segments[i], all.cuts[i], to);
-    };
-    switch (segments[i].dtype) {
-      case ScalarType::Double:
-        run(double{});
-        break;
-      case ScalarType::BFloat16:
-        run(torch::headeronly::BFloat16{});
-        break;
-      case ScalarType::Half:
-        run(torch::headeronly::Half{});
-        break;
-      default:
-        run(float{});
-    }
+    WithElement(segments[i].dtype, [&](auto element) {
+      ReduceSegment<Map, decltype(element)>(map, segments[i], all.cuts[i], to);
+    });
   }
   std::vector<double> result;
   for (size_t row = 0; row < kSums<Map> * static_cast<size_t>(num_chains);
@@ -172,7 +138,7 @@ std::vector<double> Reduce(const Map& map, const std::vector<Segment>& segments,
     for (int width = kBranches / 2; width > 0; width /= 2) {
       for (int b = 0; b < width; ++b) branches[b] += branches[b + width];
     }
-    result.push_back(map.Finish(branches[0]));
+    result.push_back(Finish(map, branches[0]));
   }
   return result;
 }

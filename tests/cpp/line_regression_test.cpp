@@ -1,7 +1,7 @@
 // The regression of the bounce clock, against the normal equations.
 #include "host/line_regression.h"
 
-#include "host/moments.h"
+#include "host/bounce_clock.h"
 #include "testing.h"
 
 namespace torch_sgmcmc {

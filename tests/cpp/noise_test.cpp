@@ -1,7 +1,7 @@
 // The transform from random words to normals, against the formulas that
 // random/noise.inl documents, in double precision. lanes_test.cpp extends what
 // is proved here for the portable lanes to all others.
-#include "host/gamma.h"
+#include "host/draws.h"
 #include "lane_probes.h"
 #include "random/counter.h"
 #include "random/portable_noise.h"

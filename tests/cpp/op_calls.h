@@ -203,40 +203,12 @@ inline Call CallOf(const OpSpec& spec, State& s, const How& how) {
 
 // What the kernel of a spec finds on the stack.
 inline std::vector<StableIValue> StackOf(const Call& call) {
-  using torch::stable::detail::from;
-  const auto value = [&](const Slot& slot) {
-    switch (slot.kind) {
-      case Kind::kList:
-        return from(call.lists[slot.index]);
-      case Kind::kNumber:
-        return from(call.numbers[slot.index]);
-      case Kind::kInteger:
-        return from(call.integers[slot.index]);
-      case Kind::kOffsets:
-        return from(call.offsets);
-      case Kind::kSeed:
-        return from(call.seed);
-      case Kind::kStep:
-        return from(call.step);
-      case Kind::kPurpose:
-        return from(call.purpose);
-      case Kind::kDeviceStep:
-        return from(call.device_step);
-      case Kind::kCommon:
-        return from(call.common.*kCommonNumbers[slot.index].place);
-      case Kind::kPriorMeans:
-        return from(call.prior_means);
-      case Kind::kShardRows:
-        return from(call.rows);
-      case Kind::kNumChains:
-        break;
-    }
-    return from(call.num_chains);
-  };
   const ArgLayout slots = ArgLayoutOf(call.spec);
   std::vector<StableIValue> stack;
   for (size_t i = 0; i < slots.count; ++i) {
-    stack.push_back(value(slots.items[i]));
+    Call::VisitAt(slots.items[i], call, [&](const auto& argument) {
+      stack.push_back(torch::stable::detail::from(argument));
+    });
   }
   return stack;
 }

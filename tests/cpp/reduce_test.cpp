@@ -180,7 +180,7 @@ TYPED_TEST(Reduce, UpdatesFirst) {
   for (const Isa isa : Available()) {
     expected *= 4;  // exactly, and so is each term and each sum
     double out = 0;
-    ReduceOnCpu(segments, Square(), 1, &out, isa, UpdateFirst<Double>(0));
+    ReduceOnCpu(segments, Square(), 1, &out, isa, BothTypes<Double>(0));
     EXPECT_EQ(out, expected) << IsaName(isa);
   }
 }

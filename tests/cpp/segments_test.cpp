@@ -8,9 +8,8 @@
 #include "lane_probes.h"
 #include "launch/cpu.h"
 #include "numbers.h"
-#include "ops/control_variate.h"
 #include "ops/gaussian.h"
-#include "ops/gradient_variance.h"
+#include "ops/gradients.h"
 #include "ops/psgld.h"
 #include "ops/sghmc.h"
 #include "ops/sgld.h"
@@ -133,6 +132,12 @@ std::vector<Isa> AvailableIsas() {
 }
 
 template <class Update, class T>
+void RunOn(const Update& update, const Segment& s, int64_t begin, int64_t end,
+           const NoiseStream& stream, Isa isa) {
+  SG_CALL_ON(isa, RunSegment<Update, T>(update, s, begin, end, stream));
+}
+
+template <class Update, class T>
 void ExpectAllAgree(const Update& update, int64_t numel, uint64_t offset,
                     int shift, const NoiseStream& stream, bool has_means) {
   SCOPED_TRACE("numel " + std::to_string(numel) + ", offset " +
@@ -143,22 +148,24 @@ void ExpectAllAgree(const Update& update, int64_t numel, uint64_t offset,
   RunByDefinition<Update, T>(update, want.SegmentAt(offset, has_means), stream);
 
   Arrays<Update, T> cuda = before;
-  cuda_on_host::LaunchAll<T>(
-      update, stream, {cuda.SegmentAt(offset, has_means)}, kScalarType<T>);
+  ForEachTable({cuda.SegmentAt(offset, has_means)}, kScalarType<T>,
+               [&](const SegmentTable& table, int64_t blocks) {
+                 cuda_on_host::Launch<Update, T>(update, table, stream, blocks);
+               });
   ASSERT_TRUE(cuda == want) << "CUDA";
 
   for (const Isa isa : AvailableIsas()) {
     Arrays<Update, T> whole = before;
-    RunSegmentOnIsa<Update, T>(update, whole.SegmentAt(offset, has_means), 0,
-                               numel, stream, isa);
+    RunOn<Update, T>(update, whole.SegmentAt(offset, has_means), 0, numel,
+                     stream, isa);
     ASSERT_TRUE(whole == want) << IsaName(isa);
 
     // In two parts, cut at an odd place.
     Arrays<Update, T> parts = before;
     const int64_t cut = numel * 5 / 8;
     for (const auto& [begin, end] : {std::pair(cut, numel), {0, cut}}) {
-      RunSegmentOnIsa<Update, T>(update, parts.SegmentAt(offset, has_means),
-                                 begin, end, stream, isa);
+      RunOn<Update, T>(update, parts.SegmentAt(offset, has_means), begin, end,
+                       stream, isa);
     }
     ASSERT_TRUE(parts == want) << IsaName(isa) << ", cut at " << cut;
   }
@@ -185,12 +192,12 @@ void ExpectRowsAgree(const Update& update, int64_t row, int64_t pitch,
   const int64_t cuts[] = {0, numel / 7, numel * 5 / 8, numel};
   for (const Isa isa : AvailableIsas()) {
     Arrays<Update, T> whole = before;
-    RunSegmentOnIsa<Update, T>(update, in_rows(whole), 0, numel, stream, isa);
+    RunOn<Update, T>(update, in_rows(whole), 0, numel, stream, isa);
     ASSERT_TRUE(whole == want) << IsaName(isa);
     Arrays<Update, T> parts = before;
     for (const int part : {1, 2, 0}) {
-      RunSegmentOnIsa<Update, T>(update, in_rows(parts), cuts[part],
-                                 cuts[part + 1], stream, isa);
+      RunOn<Update, T>(update, in_rows(parts), cuts[part], cuts[part + 1],
+                       stream, isa);
     }
     ASSERT_TRUE(parts == want) << IsaName(isa) << ", in parts";
   }
@@ -251,24 +258,23 @@ const Numbers kNumbers({{"lr", 0.1},
 template <class T, class Test>
 void ForEach(const Test& test) {
   using Real = Arithmetic<T>;
-  test("SGLD", SGLDUpdate<Real>(SGLDCoefficients(kNumbers)));
+  test("SGLD", SGLDUpdate<Real>(kNumbers));
   test("SGLD without noise",
-       SGLDUpdate<Real>(SGLDCoefficients(kNumbers.With({{"temperature", 0}}))));
+       SGLDUpdate<Real>(kNumbers.With({{"temperature", 0}})));
   test("SGHMC", SGHMCUpdate<Real>(SGHMCCoefficients(kNumbers)));
   // With so much heat that state of either sign leaves some.
   test("SGHMC, noise-aware",
        SGHMCNoiseAwareUpdate<Real>(SGHMCCoefficients(kNumbers.With(
            {{"momentum", 0.5}, {"num_data", 10}, {"noise_estimate", 0}}))));
-  test("PSGLD, frozen", PSGLDFrozenUpdate<Real>(PSGLDCoefficients(kNumbers)));
+  test("PSGLD, frozen", PSGLDFrozenUpdate<Real>(kNumbers));
   // State is filled with numbers of both signs: without memory V, a square,
   // does not depend on it.
-  const PSGLDCoefficients forgets(kNumbers.With({{"decay", 0}}));
+  const Numbers forgets = kNumbers.With({{"decay", 0}});
   test("PSGLD, adapting", PSGLDAdaptingUpdate<Real>(forgets));
   test("PSGLD, corrected", PSGLDCorrectedUpdate<Real>(forgets));
-  test("SGNHT", SGNHTUpdate<Real>(SGNHTCoefficients(kNumbers)));
-  test("gradient variance",
-       GradientVarianceUpdate<Real>(GradientVarianceCoefficients(kNumbers)));
-  test("control variate", ControlVariateUpdate<Real>(NoCoefficients{}));
+  test("SGNHT", SGNHTUpdate<Real>(kNumbers));
+  test("gradient variance", GradientVarianceUpdate<Real>(kNumbers));
+  test("control variate", ControlVariateUpdate<Real>(kNumbers));
   test("Gaussian", GaussianFill<Real>(GaussianCoefficients{0.7}));
 }
 
@@ -345,8 +351,7 @@ TEST(Segments, NoiseDependsOnSeedStepAndPurpose) {
   std::vector<Arrays<Update, float>> results;
   for (const NoiseStream& stream : streams) {
     Arrays<Update, float> x(256, 0, 1);
-    RunSegmentOnIsa<Update, float>(update, x.SegmentAt(0), 0, 256, stream,
-                                   ActiveIsa());
+    RunOn<Update, float>(update, x.SegmentAt(0), 0, 256, stream, ActiveIsa());
     for (const Arrays<Update, float>& other : results) {
       EXPECT_FALSE(x == other);
     }

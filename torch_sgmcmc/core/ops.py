@@ -183,7 +183,7 @@ def rate_of(
     replacement: bool,
     prior: float,
 ) -> tuple[int, float, float]:
-    """Returns moments of n >= 2 examples (csrc/host/moments.h), [n] of any dtype.
+    """Returns moments of n >= 2 examples (csrc/host/bounce_clock.h), [n] of any dtype.
 
     ``prior`` is the prior's part of the derivative.
     """

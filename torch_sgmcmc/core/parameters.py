@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import groupby
 from operator import methodcaller
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch._subclasses import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+import torch_sgmcmc._C as _C
 from torch_sgmcmc.core import dtensor
 from torch_sgmcmc.core.context import (
     Replicated,
@@ -58,7 +58,8 @@ def check_parameter(sampler: str, p: Tensor, takes_shards: bool = True) -> None:
         )
     if p.is_neg():
         raise ValueError(f"{cannot} a negative view (take resolve_neg() of it)")
-    if _may_repeat(p) and _shared_by([p]) is not None:
+    repeats = p.numel() > 0 and _C.may_repeat(p.shape, p.stride())
+    if repeats and _C.find_overlap([_memory_of(p)]) is not None:
         raise ValueError(
             f"{cannot} an expanded parameter (several elements share memory): shape "
             f"{list(p.shape)}, strides {list(p.stride())}"
@@ -80,79 +81,26 @@ def check_chains(p: Tensor, num_chains: int | None) -> None:
 
 def check_memory(groups: Iterable[Iterable[Tensor]]) -> None:
     """Raises if parameters, each without repetitions, overlap each other."""
-    spans = []
+    places, memories = [], []
     for i, params in enumerate(groups):
         for j, p in enumerate(dtensor.locals_of(params)):
             if p.numel() > 0 and not isinstance(p, FakeTensor):
-                begin = p.data_ptr()
-                end = begin + _extent(p) * p.element_size()
-                spans.append((str(p.device), begin, end, (i, j), p))
-    spans.sort(key=lambda span: span[:2])
-    for cluster in _clusters(spans):
-        # For example columns of a matrix interleave without sharing memory.
-        shared = _shared_by([p for *_, p in cluster])
-        if shared is not None:
-            first, second = (
-                "number {1} of group {0}".format(*place)
-                for place in sorted(cluster[index][3] for index in shared)
-            )
-            raise ValueError(
-                f"Invalid parameters: {first} and {second} overlap in memory (each "
-                "must have its own)"
-            )
+                places.append((i, j))
+                memories.append(_memory_of(p))
+    shared = _C.find_overlap(memories)
+    if shared is not None:
+        first, second = (
+            "number {1} of group {0}".format(*place)
+            for place in sorted(places[index] for index in shared)
+        )
+        raise ValueError(
+            f"Invalid parameters: {first} and {second} overlap in memory (each "
+            "must have its own)"
+        )
 
 
-_Span = tuple[str, int, int, tuple[int, int], Tensor]
-
-
-def _clusters(spans: list[_Span]) -> Iterator[list[_Span]]:
-    """Yields groups of sorted spans that overlap each other."""
-    number, device, furthest = 0, "", 0
-    numbered = []
-    for span in spans:
-        if span[0] != device or span[1] >= furthest:
-            number, device, furthest = number + 1, span[0], span[2]
-        furthest = max(furthest, span[2])
-        numbered.append((number, span))
-    for _, members in groupby(numbered, key=lambda each: each[0]):
-        cluster = [span for _, span in members]
-        if len(cluster) > 1:
-            yield cluster
-
-
-def _extent(p: Tensor) -> int:
-    """Returns the number of elements from the first in memory to the last."""
-    return 1 + sum((n - 1) * s for n, s in zip(p.shape, p.stride(), strict=True))
-
-
-def _may_repeat(p: Tensor) -> bool:
-    """Returns whether strides may let elements share memory."""
-    extent = 1
-    for s, n in sorted(zip(p.stride(), p.shape, strict=True)):
-        if n > 1 and s < extent:
-            return p.numel() > 0
-        extent += (n - 1) * s
-    return False
-
-
-def _shared_by(params: list[Tensor]) -> tuple[int, int] | None:
-    """Returns the indices of two parameters that share a byte, or None."""
-    rows, owners = [], []
-    for i, p in enumerate(params):
-        offsets = torch.zeros(1, dtype=torch.int64)
-        for n, s in zip(p.shape, p.stride(), strict=True):
-            offsets = (offsets[:, None] + s * torch.arange(n)).flatten()
-        size = p.element_size()
-        bytes_ = (size * offsets)[:, None] + torch.arange(size)
-        rows.append(bytes_.flatten() + (p.data_ptr() - params[0].data_ptr()))
-        owners.append(torch.full_like(rows[-1], i))
-    sorted_, order = torch.cat(rows).sort(stable=True)
-    twice = (sorted_[1:] == sorted_[:-1]).nonzero()
-    if len(twice) == 0:
-        return None
-    at = int(twice[0])
-    owner = torch.cat(owners)[order]
-    return int(owner[at]), int(owner[at + 1])
+def _memory_of(p: Tensor) -> tuple[str, int, int, Sequence[int], Sequence[int]]:
+    return str(p.device), p.data_ptr(), p.element_size(), p.shape, p.stride()
 
 
 def check_fits(context: StepContext, work: list[TensorLists]) -> None:

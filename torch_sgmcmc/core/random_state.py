@@ -201,7 +201,7 @@ class RandomState:
         offsets = []
         for size in sizes:
             offsets.append(self.next_offset)
-            self.next_offset = _end(self.next_offset, size)
+            self.next_offset = _C.next_offset(self.next_offset, size)
         return offsets
 
 
@@ -210,53 +210,32 @@ def _counter(value: int) -> Tensor:
         return torch.tensor(value, dtype=torch.int64, device="cpu")
 
 
-def _end(offset: int, size: int) -> int:
-    block = _C.NOISE_BLOCK
-    return (offset + size + block - 1) // block * block
-
-
 def check_numbers(
     saved_groups: Sequence[Mapping[str, Any]],
     groups: Sequence[Mapping[str, Any]],
     numel: Callable[[Tensor], int],
 ) -> None:
     """Raises if saved ranges do not fit the sampler's groups, or overlap."""
-    ranges = []
+    offsets, all_sizes = [], []
     for i, (saved, group) in enumerate(zip(saved_groups, groups, strict=True)):
         sizes = [numel(p) for p in group["params"]]
-        for key in ("params", SIZES, OFFSETS):
+        for key in ("params", SIZES):
             if len(saved[key]) != len(sizes):
                 raise ValueError(
                     f"Invalid state_dict: param group {i} has {len(saved[key])} "
-                    f"{key if key == OFFSETS else 'parameters'}, expected {len(sizes)}"
+                    f"parameters, expected {len(sizes)}"
                 )
         if list(saved[SIZES]) != sizes:
             raise ValueError(
                 f"Invalid state_dict: param group {i} was saved for parameters of "
                 f"other sizes ({saved[SIZES]}, expected {sizes})"
             )
-        for offset, size in zip(saved[OFFSETS], sizes, strict=True):
-            check_integer(OFFSETS, offset, high=_MOST)
-            if offset % _C.NOISE_BLOCK:
-                raise ValueError(
-                    f"Invalid offsets: {offset} in param group {i} (must be a multiple "
-                    f"of {_C.NOISE_BLOCK})"
-                )
-            if size > 0:
-                ranges.append((offset, _end(offset, size)))
-    end = check_integer(NEXT, saved_groups[0][NEXT], high=_MOST)
-    if end % _C.NOISE_BLOCK:
-        raise ValueError(
-            f"Invalid {NEXT}: {end} (must be a multiple of {_C.NOISE_BLOCK})"
+        offsets.append(
+            [check_integer(OFFSETS, each, high=_MOST) for each in saved[OFFSETS]]
         )
-    ranges.sort()
-    following = [*(begin for begin, _ in ranges[1:]), end]
-    for (begin, last), limit in zip(ranges, following, strict=False):
-        if last > limit:
-            raise ValueError(
-                f"Invalid offsets: elements [{begin}, {last}) reach beyond {limit} "
-                f"(each parameter needs its own, before {NEXT} = {end})"
-            )
+        all_sizes.append(sizes)
+    end = check_integer(NEXT, saved_groups[0][NEXT], high=_MOST)
+    _C.check_ranges(offsets, all_sizes, end)
 
 
 class SharedNoiseWarning(UserWarning):

@@ -38,8 +38,8 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   double prior_precision() const { return number("prior_precision"); }
   double prior_mean() const { return number("prior_mean"); }
   double temperature() const { return number("temperature"); }
-  bool capturable() const;
-  std::string nonfinite() const;
+  bool capturable() const { return value("capturable").toBool(); }
+  std::string nonfinite() const { return value("nonfinite").toStringRef(); }
   /// The seed for a new sampler; afterwards Sampler::seed() has it.
   std::optional<int64_t> seed() const;
 
@@ -65,8 +65,6 @@ class TORCH_SGMCMC_API SamplerOptions : public torch::optim::OptimizerOptions {
   void put(std::string_view name, const c10::IValue& value);
   void put_prior_means(const std::vector<at::Tensor>& values);
   void put_seed(int64_t value);
-  void put_capturable(bool value);
-  void put_nonfinite(const std::string& value);
 
  private:
   friend struct OptionAccess;
@@ -123,15 +121,11 @@ class OptionsOf : public SamplerOptions {
   }
   /// Keep the step counter in device memory, so that step() can be captured in
   /// a CUDA graph. Set before the sampler is made. Default: false.
-  Derived& capturable(bool value) {
-    put_capturable(value);
-    return self();
-  }
+  Derived& capturable(bool value) { return set("capturable", value); }
   /// Policy for gradients that are not finite: "raise", "skip" or "ignore" (see
   /// Sampler), equal in all groups. Default: "raise".
   Derived& nonfinite(const std::string& value) {
-    put_nonfinite(value);
-    return self();
+    return set("nonfinite", value);
   }
 
   std::unique_ptr<torch::optim::OptimizerOptions> clone() const override {

@@ -18,7 +18,6 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <vector>
 
 #include "torch_sgmcmc/options.h"
 #include "torch_sgmcmc/sampler.h"

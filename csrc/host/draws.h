@@ -1,7 +1,5 @@
-// Gamma random numbers from the counter-based noise, in float64 on the host.
-//
-// Draw `element` owns the quads [element 2^16, (element + 1) 2^16) (Note
-// [Counter layout]), far more than rejection uses.
+// Uniform and Gamma random numbers of float64 resolution from the counter-based
+// noise, on the host.
 #pragma once
 
 #include <cmath>
@@ -9,13 +7,38 @@
 #include <stdexcept>
 #include <string>
 
-#include "host/uniforms.h"
 #include "random/counter.h"
+#include "random/portable_noise.h"
 
 namespace torch_sgmcmc {
 
+struct UniformPair {
+  double first;
+  double second;
+};
+
+// Two uniforms in (0, 1) with 52 random bits each: the words of one quad.
+inline UniformPair Uniforms(const NoiseStream& stream, uint64_t quad) {
+  uint32_t w[4];
+  portable::QuadWords(stream, quad, w);
+  const auto uniform = [](uint32_t high, uint32_t low) {
+    const uint64_t bits = (static_cast<uint64_t>(high) << 32 | low) >> 12;
+    return (static_cast<double>(bits) + 0.5) * 0x1p-52;
+  };
+  return {uniform(w[0], w[1]), uniform(w[2], w[3])};
+}
+
+// The seed of a stream: 64 bits of Philox, a pure function of its arguments.
+inline int64_t FoldIn(int64_t seed, uint64_t stream) {
+  return static_cast<int64_t>(
+      portable::ChainSeed(static_cast<uint64_t>(seed), stream));
+}
+
 // One Gamma(shape, 1) variate (Marsaglia and Tsang 2000). Throws
 // std::invalid_argument unless shape is finite and positive.
+//
+// Draw `element` owns the quads [element 2^16, (element + 1) 2^16) (Note
+// [Counter layout]), far more than rejection uses.
 inline double DrawGamma(double shape, const NoiseStream& stream,
                         uint64_t element) {
   if (!std::isfinite(shape) || shape <= 0) {

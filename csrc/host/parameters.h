@@ -1,0 +1,156 @@
+// What parameters must not share: memory, and elements of the noise stream
+// (Note [Numbers of elements], torch_sgmcmc/core/random_state.py).
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "random/counter.h"
+
+namespace torch_sgmcmc {
+
+// True if elements may share memory: unless each stride exceeds the span of all
+// smaller ones.
+template <class Range>
+bool MayRepeat(const Range& sizes, const Range& strides) {
+  std::vector<std::pair<int64_t, int64_t>> dims;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) return false;
+    if (sizes[i] > 1) dims.emplace_back(strides[i], sizes[i]);
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t span = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride < span) return true;
+    span += (size - 1) * stride;
+  }
+  return false;
+}
+
+// The memory of a parameter, which has elements.
+struct ParameterMemory {
+  std::string device;
+  int64_t begin = 0;  // an address
+  int64_t element_size = 1;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+
+  int64_t end() const {
+    int64_t last = 0;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      last += (sizes[i] - 1) * strides[i];
+    }
+    return begin + (last + 1) * element_size;
+  }
+  // The address of each byte.
+  std::vector<int64_t> bytes() const {
+    std::vector<int64_t> all = {begin};
+    const auto repeat = [&](int64_t times, int64_t distance) {
+      const size_t count = all.size();
+      for (int64_t k = 1; k < times; ++k) {
+        for (size_t i = 0; i < count; ++i) {
+          all.push_back(all[i] + k * distance);
+        }
+      }
+    };
+    repeat(element_size, 1);
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      repeat(sizes[i], strides[i] * element_size);
+    }
+    return all;
+  }
+};
+
+// The indices of two parameters that share a byte (columns of a matrix
+// interleave without sharing any), or of one twice.
+inline std::optional<std::pair<size_t, size_t>> FindOverlap(
+    const std::vector<ParameterMemory>& all) {
+  std::vector<size_t> order(all.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return std::tie(all[a].device, all[a].begin, a) <
+           std::tie(all[b].device, all[b].begin, b);
+  });
+  for (size_t first = 0, next = 0; first < order.size(); first = next) {
+    int64_t furthest = all[order[first]].end();
+    for (next = first + 1; next < order.size(); ++next) {
+      const ParameterMemory& own = all[order[next]];
+      if (own.device != all[order[first]].device || own.begin >= furthest)
+        break;
+      furthest = std::max(furthest, own.end());
+    }
+    std::vector<std::pair<int64_t, size_t>> bytes;
+    for (size_t k = first; k < next; ++k) {
+      const ParameterMemory& own = all[order[k]];
+      if (next - first == 1 && !MayRepeat(own.sizes, own.strides)) continue;
+      for (const int64_t byte : own.bytes()) {
+        bytes.emplace_back(byte, order[k]);
+      }
+    }
+    std::sort(bytes.begin(), bytes.end());
+    const auto twice = std::adjacent_find(
+        bytes.begin(), bytes.end(),
+        [](const auto& a, const auto& b) { return a.first == b.first; });
+    if (twice != bytes.end())
+      return std::pair(twice->second, (twice + 1)->second);
+  }
+  return std::nullopt;
+}
+
+// The first multiple of the noise block at or after offset + size.
+inline int64_t NextOffset(int64_t offset, int64_t size) {
+  return (offset + size + kNoiseBlock - 1) / kNoiseBlock * kNoiseBlock;
+}
+
+// Throws std::invalid_argument if the ranges of groups' parameters overlap, or
+// reach beyond `next`. Numbers are in [0, 2^62).
+inline void CheckRanges(const std::vector<std::vector<int64_t>>& offsets,
+                        const std::vector<std::vector<int64_t>>& sizes,
+                        int64_t next) {
+  const std::string block = std::to_string(kNoiseBlock) + ")";
+  std::vector<std::pair<int64_t, int64_t>> ranges;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    const std::string where = "param group " + std::to_string(i);
+    if (offsets[i].size() != sizes[i].size()) {
+      throw std::invalid_argument("Invalid state_dict: " + where + " has " +
+                                  std::to_string(offsets[i].size()) +
+                                  " offsets, expected " +
+                                  std::to_string(sizes[i].size()));
+    }
+    for (size_t j = 0; j < sizes[i].size(); ++j) {
+      const int64_t offset = offsets[i][j];
+      if (offset % kNoiseBlock != 0) {
+        throw std::invalid_argument(
+            "Invalid offsets: " + std::to_string(offset) + " in " + where +
+            " (must be a multiple of " + block);
+      }
+      if (sizes[i][j] == 0) continue;
+      ranges.emplace_back(offset, NextOffset(offset, sizes[i][j]));
+    }
+  }
+  if (next % kNoiseBlock != 0) {
+    throw std::invalid_argument("Invalid next_offset: " + std::to_string(next) +
+                                " (must be a multiple of " + block);
+  }
+  std::sort(ranges.begin(), ranges.end());
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const auto [begin, end] = ranges[i];
+    const int64_t following =
+        i + 1 < ranges.size() ? ranges[i + 1].first : next;
+    if (end <= following) continue;
+    throw std::invalid_argument(
+        "Invalid offsets: elements [" + std::to_string(begin) + ", " +
+        std::to_string(end) + ") reach beyond " + std::to_string(following) +
+        " (each parameter needs its own, before next_offset = " +
+        std::to_string(next) + ")");
+  }
+}
+
+}  // namespace torch_sgmcmc
