@@ -279,20 +279,6 @@ def test_a_learning_rate_of_zero_is_no_special_case():
     short.assert_same(params, before)
 
 
-@pytest.mark.full
-def test_step_under_torch_compile():
-    params, others = short.two(), short.two()
-    eager, compiled = sg.EWSG(params, **GOOD), sg.EWSG(others, **GOOD)
-    first, second = Draws(params), Draws(others)
-    torch._dynamo.reset()
-    step = torch.compile(lambda: compiled.step(second), backend="aot_eager")
-    for _ in range(3):
-        eager.step(first)
-        step()
-        short.assert_same(others, params)
-    torch._dynamo.reset()
-
-
 def batched(chains):
     g = torch.Generator().manual_seed(2)
     shapes = [(chains,), (chains, 3), (chains, 2, 130)]

@@ -130,50 +130,6 @@ def test_a_group_added_after_groups_were_reordered_is_behind_all():
     assert sampler.param_groups[-1]["offsets"] == [1280]
 
 
-def test_a_program_that_prunes_and_grows_points():
-    """Gaussian splatting's changes, as with any optimizer, and one line more."""
-    torch.manual_seed(0)
-    points = nn.Parameter(torch.randn(50, 3))
-    colors = nn.Parameter(torch.randn(50, 4))
-    groups = [{"params": [points], "name": "xyz"}, {"params": [colors], "name": "rgb"}]
-    sampler = sg.SGHMC(groups, lr=0.01, num_data=100, seed=0)
-
-    def step():
-        sampler.zero_grad()
-        sum(g["params"][0].square().mean() for g in sampler.param_groups).backward()
-        sampler.step()
-
-    def rebuild(rows):
-        for group in sampler.param_groups:
-            old = group["params"][0]
-            stored = sampler.state.pop(old)
-            for key, value in stored.items():
-                if key != "step":
-                    stored[key] = rows(value)
-            group["params"][0] = nn.Parameter(rows(old.detach()))
-            sampler.state[group["params"][0]] = stored
-
-    step()
-    keep = torch.arange(50) % 3 != 0
-    rebuild(lambda x: torch.cat([x[keep], x[keep][:20], x[keep][:20]]))
-    with pytest.raises(RuntimeError, match=r"call reassign_noise_offsets\(\)"):
-        step()
-    sampler.reassign_noise_offsets()
-    assert are_apart(sampler)
-    for _ in range(3):
-        step()
-    saved = sampler.state_dict()
-    ends = [g["params"][0].detach().clone() for g in sampler.param_groups]
-    copies = [*map(nn.Parameter, ends)]
-    other = sg.SGHMC([{"params": [p]} for p in copies], lr=1, num_data=1)
-    other.load_state_dict(copy.deepcopy(saved))
-    step()
-    sum(p.square().mean() for p in copies).backward()
-    other.step()
-    for group, p in zip(sampler.param_groups, copies, strict=True):
-        assert torch.equal(group["params"][0], p)
-
-
 def test_state_of_another_shape_is_refused_and_nothing_changes():
     chain = Chain("SGHMC")
     chain.run(range(2))

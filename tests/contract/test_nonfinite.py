@@ -143,22 +143,6 @@ def test_the_parameter_is_named():
         sampler.step()
 
 
-def test_groups_and_missing_gradients():
-    params = [nn.Parameter(torch.ones(2, 3)) for _ in range(4)]
-    groups = [{"params": params[:2]}, {"params": params[2:], "lr": 0.2}]
-    sampler = sg.SGNHT(groups, 0.1, num_data=5, seed=0)
-    for p in (params[0], params[3]):
-        p.grad = torch.full_like(p, 0.5)
-    params[3].grad[1, 2] = torch.nan
-    before = snapshot(sampler)
-    with pytest.raises(RuntimeError, match="parameter 1 of group 1, of shape"):
-        sampler.step()
-    assert_unchanged(sampler, before)
-    params[3].grad = None
-    sampler.step()
-    assert sampler.param_groups[1]["step"] == 1
-
-
 def test_second_derivatives():
     for choice in ("raise", "skip"):
         p = nn.Parameter(torch.tensor([1.0, 0.0, 4.0]))

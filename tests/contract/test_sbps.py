@@ -217,15 +217,6 @@ def test_many_violations_are_warned_of_once():
     assert "use a larger num_std" in str(mine[0].message)
 
 
-@pytest.mark.usefixtures("no_warnings")
-def test_few_violations_are_not():
-    params = two()
-    sampler = make(params)
-    run(sampler, Draws(params), 1250)
-    assert sampler.param_groups[0]["num_proposals"] > 1000
-    assert sampler.diagnostics.violation_rate < 0.02
-
-
 NO_CLOSURE = """\
 SBPS.step() needs a closure, which returns the losses of the examples:
 

@@ -322,37 +322,6 @@ TEST(BounceClock, ThinningGivesTheTrueRate) {
   EXPECT_LT(Kolmogorov(u), kMaxKolmogorov);
 }
 
-// The same on the first line of all, from where G is small by chance: nothing
-// is known then of how soon it grows.
-TEST(BounceClock, FirstLinesBounceAtTheTrueRate) {
-  std::vector<double> u;
-  int violations = 0;
-  int observations = 0;
-  constexpr int kLines = 20000;
-  for (uint64_t line = 0; line < kLines; ++line) {
-    BounceClock clock;
-    const double start = line % 2 == 0 ? -0.01 : 0.02;
-    clock.Observe(0, start, 0);
-    for (uint64_t step = 0;; ++step) {
-      const NextEvent next = clock.Next(3, 0, Stream(line, step));
-      EXPECT_LE(next.wait, std::max(clock.now(), 0x1p-10 / std::abs(start)));
-      const double g = start + clock.now() + next.wait;
-      ++observations;
-      violations += next.event == ClockEvent::kProposal && g > next.rate;
-      if (next.event == ClockEvent::kProposal &&
-          BounceClock::Accepts(next.rate, g, Stream(line, step))) {
-        const double passed = start > 0 ? start * start : 0;
-        u.push_back(std::exp(-0.5 * (g * g - passed)));
-        break;
-      }
-      clock.Observe(next.wait, g, 0);
-    }
-  }
-  EXPECT_LE(violations, kLines / 60);
-  EXPECT_LT(observations, 12 * kLines);
-  EXPECT_LT(Kolmogorov(u), kMaxKolmogorov);
-}
-
 // Arrivals at a rate that is a polygon, against closed forms.
 
 PiecewiseRate Polygon(const std::vector<std::pair<double, double>>& nodes) {

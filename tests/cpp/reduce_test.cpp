@@ -229,11 +229,6 @@ TYPED_TEST(Reduce, EnergyTerm) {
   }
 }
 
-TEST(Reduce, OfNothingIsZero) {
-  EXPECT_EQ(Everywhere({}, Square(), 1), std::vector<double>(1, 0.0));
-  EXPECT_EQ(Everywhere({}, Square(), 3), std::vector<double>(3, 0.0));
-}
-
 TEST(Reduce, TheTreeLeavesOutOnlyZeros) {
   std::vector<double> sums;
   for (int count = 0; count < 1000; ++count) {

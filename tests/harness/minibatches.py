@@ -37,19 +37,3 @@ def check_independent(draw: Draw) -> None:
     counts = np.bincount(pairs, minlength=len(subsets) ** 2).astype(float)
     equal = np.full(len(counts), 1 / len(counts))
     check_counts(counts, equal, label="consecutive minibatches")
-
-
-def check_inclusion(batches: Array, num_data: int) -> None:
-    """Every datum is in a minibatch of n with probability n / N."""
-    count, n = batches.shape
-    p = n / num_data
-    seen = np.bincount(batches.ravel(), minlength=num_data)
-    deviation = np.sqrt(count * p * (1 - p))
-    check_z({"data": (seen - count * p) / deviation}, label="inclusion")
-
-
-def check_plain_mean(batches: Array, values: Array) -> None:
-    """The plain mean over a minibatch has the mean of all data."""
-    means = values[batches].mean(axis=1)
-    error = means.std(ddof=1) / len(means) ** 0.5
-    check_z({"mean": float((means.mean() - values.mean()) / error)}, label="mean")

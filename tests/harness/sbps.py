@@ -10,7 +10,6 @@ more careful: ``check_noise`` detects it. Refreshments at another rate leave the
 as it is: ``check_refreshments`` checks their times and velocities.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,30 +87,6 @@ class Noisy(Gaussian):
             variance = float(direction @ self.noise @ direction)
         gradient = gradient / self.temperature
         variance /= self.temperature**2
-        return Sight(float(direction @ gradient), variance, gradient)
-
-
-@dataclass(frozen=True)
-class Quartic:
-    """exp(-Σ θᵢ⁴ / 4), the gradient of U with noise: slopes change along a line."""
-
-    noise: float
-    dimension: int = 3
-
-    @property
-    def covariance(self) -> Array:
-        return 2 * math.gamma(0.75) / math.gamma(0.25) * np.eye(self.dimension)
-
-    def draw(self, random: Generator) -> Array:
-        signs = random.choice([-1.0, 1.0], self.dimension)
-        return signs * (4 * random.gamma(0.25, size=self.dimension)) ** 0.25
-
-    def batch(self, random: Generator) -> Array:
-        return self.noise * random.standard_normal(self.dimension)
-
-    def observe(self, theta: Array, direction: Array, batch: Array) -> Sight:
-        gradient = theta**3 + batch
-        variance = self.noise**2 * float(direction @ direction)
         return Sight(float(direction @ gradient), variance, gradient)
 
 

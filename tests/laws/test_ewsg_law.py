@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from harness import index_chain
 from harness.index_chain import check_transition
-from harness.statistics import StatisticalError, check_z
+from harness.statistics import StatisticalError
 from levels import at_levels
 
 import torch_sgmcmc as sg
@@ -131,15 +131,3 @@ def test_indices_of_consecutive_steps_of_a_persistent_index_chain(length):
 def test_indices_of_consecutive_steps(length):
     """The used minibatch: after M proposals, fresh in each step."""
     index_chain.check_consecutive(ewsg, length)
-
-
-def test_acceptance_rate_follows_the_weights():
-    problem = transition(index_chain_length=1)
-    w = problem.log_weights(HERE, MOVING)
-    expected = np.minimum(np.exp(w[None] - w[:, None]), 1).mean()
-    run = index_chain.Run(problem, HERE, MOVING)
-    run.advance(1)
-    n = problem.chains
-    error = (expected * (1 - expected) / n) ** 0.5
-    z = (run.sampler.acceptance_rate - expected) / error
-    check_z({"acceptance": z}, label="acceptance rate")

@@ -17,7 +17,6 @@ from scipy import stats
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.samplers._ecs.target import Estimator
-from torch_sgmcmc.samplers._ecs.taylor import Anchor, Prior
 
 # Warm-ups choose few factors here.
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:num_blocks")]
@@ -128,40 +127,6 @@ def test_few_factors_have_no_bound():
     with torch.no_grad():
         regression.theta += 3
     regression.sampler.step(regression)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 2.5])
-def test_how_far_draws_may_fall(temperature):
-    n, d, prior = 400, 2, 30.0
-    settings = {"temperature": temperature, "prior_precision": prior, **SIZES}
-    regression = Regression(0, n, **settings)
-    regression.sampler.set_anchor(regression, progress=False)
-
-    def log_posterior(theta):
-        return -regression.potential(theta) - prior / 2 * (theta - mean).square().sum()
-
-    begin = regression.theta.detach().clone()
-    mean = torch.full((d,), 0.2, dtype=torch.float64)
-    about = Prior(torch.full((d,), prior, dtype=torch.float64), mean)
-
-    anchor = Anchor.load(regression.sampler.state["control_variates"])
-
-    def check_near(value, theta):
-        anchor.check_near(value, theta, about, temperature)
-
-    highest = d + (2 * d * 20) ** 0.5 + 20
-    for factor, within in ((0.99, True), (1.01, False), (-1000.0, True)):
-        # A log-likelihood that makes it so much lower there, whatever it is.
-        theta = begin + 0.3
-        fall = factor * highest * temperature
-        value = log_posterior(begin) - fall + prior / 2 * (theta - mean).square().sum()
-        if within:
-            check_near(value, theta)
-        else:
-            with pytest.raises(RuntimeError, match=LEFT):
-                check_near(value, theta)
-    with pytest.raises(RuntimeError, match="data is nan below"):
-        check_near(torch.tensor(torch.nan), begin)
 
 
 @pytest.mark.parametrize("estimator", ["perturbed", "signed"])

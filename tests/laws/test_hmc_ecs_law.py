@@ -47,18 +47,6 @@ def test_the_sampler_keeps_its_law(name: str) -> None:
         check(experiment, some, f"{name}, a part of {parts}")
 
 
-def test_a_long_chain_of_the_sampler() -> None:
-    """Stretches of one chain, each far longer than the chain remembers.
-
-    The integrated autocorrelation times of all that is checked are at most 3.5.
-    """
-    chain = ecs.run_sampler(PERTURBED, replicates=1, steps=30 * 50)
-    check(PERTURBED, ecs.Observed(*(row.reshape(-1, 50) for row in chain)), "perturbed")
-    # The posterior itself is another one, by far more than the check's error.
-    mean = PERTURBED.model.law() @ PERTURBED.model.grid()
-    assert abs(chain.theta.mean() - mean) > 0.15
-
-
 @pytest.mark.default
 def test_a_missing_correction_is_caught() -> None:
     """Adds replicates until the bug shows, up to twice those of the right sampler."""

@@ -74,18 +74,6 @@ def test_double_well_sees_a_bug():
     checks.assert_caught(checks.check_double_well, wrong)
 
 
-def test_double_well_with_the_noise_accounted_for():
-    """The paper's figure 1: with β̂, gradient noise N(0, 4) changes nothing."""
-    noisy = suite.double_well(SGHMC, noisy=True)
-    lr = noisy.settings["lr"]
-    settings = {**noisy.settings, "noise_estimate": lr * 4 / 2}
-    accounted = replace(noisy, settings=settings)
-    checks.check_double_well(accounted)
-    both = (accounted, suite.double_well(SGHMC))
-    inertia = [SGHMC.inertia(each.coordinates) for each in both]
-    assert inertia[0][1] + lr**2 * 4 == pytest.approx(inertia[1][1])
-
-
 @every_method
 def test_law_tends_to_the_posterior(method):
     """N(…, T (N H + λ)⁻¹) up to O(lr), whatever the momentum."""

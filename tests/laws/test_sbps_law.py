@@ -12,7 +12,6 @@ from harness.sbps import (
     GaussianData,
     LogisticData,
     Noisy,
-    Quartic,
     ReferenceSBPS,
     Refreshments,
     check_average,
@@ -91,13 +90,6 @@ def test_logistic_regression():
 
 def test_gaussian_by_a_local_regression():
     posterior(gaussian_data(), observation_decay=1.0)
-
-
-@pytest.mark.nightly
-def test_quartic_by_a_local_regression():
-    target = Quartic(noise=0.2)
-    law = {"mean": np.zeros(3), "cov": target.covariance}
-    check_average(target, **law, refresh_rate=0.2, observation_decay=1.0)
 
 
 @pytest.mark.nightly

@@ -1,13 +1,9 @@
 """Blocks of compiled steps are the chain of single ones, up to rounding."""
 
 import copy
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -715,26 +711,3 @@ def test_hooks_are_refused() -> None:
     hook.remove()
     block(chain.batches[:STEPS])
     assert int(chain.sampler.param_groups[0]["step"]) == STEPS
-
-
-_OF_A_PROCESSOR = """
-import torch, torch_sgmcmc as sg
-p = torch.nn.Parameter(torch.linspace(0, 1, 64))
-sampler = sg.SGLD([p], 0.01, num_data=20, seed=0)
-block = sg.compile_steps(sampler, lambda q, x: (q["p"] * x).sin().sum(), {"p": p})
-for _ in range(2):
-    block(torch.ones(20, 64))
-print([round(x, 3) for x in p.tolist()])
-"""
-
-
-@pytest.mark.nightly  # compiles torch's headers for each
-@NEEDS_COMPILER
-def test_processors_share_a_cache(tmp_path: Path) -> None:
-    """Inductor's cache gave another processor's graph, which left elements as is."""
-    cache, results = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}, set()
-    for kind in ("avx512", "avx2"):
-        environment = {**os.environ, **cache, "ATEN_CPU_CAPABILITY": kind}
-        command = [sys.executable, "-c", _OF_A_PROCESSOR]
-        results.add(subprocess.check_output(command, env=environment))
-    assert len(results) == 1

@@ -39,16 +39,6 @@ def test_numbers_and_pictures(tmp_path):
     numbers = found["simulated"]["methods"]
     assert list(numbers) == METHODS
     assert [len(numbers[name]) for name in METHODS] == [1, 2, 2, 2, 2]
-    full, ecs, signed = (numbers[name][0] for name in METHODS[:3])
-    # 20 burn-in and 5 draws of 8 chains, each 7 gradients, and Newton's passes.
-    passes = full["evaluations"] / 3000
-    assert 8 * 25 * 7 < passes < 8 * 25 * 7 + 40
-    # A trajectory's 6 gradients and u's one, each of 100 data; θ*; u.
-    assert ecs["evaluations"] >= 3000 + 24 * 7 * 100
-    # The pilot's too: another pass, and its 100 draws.
-    assert signed["evaluations"] >= 2 * 3000 + 100 * 7 * 100
-    assert ecs["num_steps"] == 6 and ecs["step_size"] == 0.2
-    assert numbers["SGLD"][0]["evaluations"] == 24 * 6 * 100
 
 
 def test_all_methods_sample_the_posterior(problem, laplace, tmp_path):

@@ -3,11 +3,8 @@
 import subprocess
 import sys
 
-import numpy as np
 import pytest
-import torch
 from harness.examples import PAPERS, run_example
-from reproduce.kept import kept, kept_arrays
 from reproduce.report import interval, markdown, spread, standard_error
 
 
@@ -18,24 +15,6 @@ def test_the_experiments_are_listed():
     for path in PAPERS.glob("*/*.py"):
         listed = f"\n  {path.parent.name}.{path.stem} " in done.stderr
         assert listed == ("Parser(__doc__, __name__)" in path.read_text())
-
-
-def test_a_piece_is_made_once_for_its_settings(tmp_path):
-    made = []
-
-    def make(value):
-        made.append(value)
-        return {"numbers": [value, None], "tensor": torch.tensor([value])}
-
-    for _ in range(2):
-        for value in (1.5, 2.5):
-            found = kept(tmp_path / "runs", "piece", [value], lambda v=value: make(v))
-            assert found == {"numbers": [value, None], "tensor": value}
-    assert made == [1.5, 2.5]
-    for _ in range(2):
-        arrays = kept_arrays(tmp_path, "piece", "a", lambda: {"x": np.eye(2), "n": 3})
-        assert isinstance(arrays["x"], np.ndarray) and arrays["n"] == 3
-        np.testing.assert_array_equal(arrays["x"], np.eye(2))
 
 
 def test_cells_of_several_seeds():

@@ -91,18 +91,6 @@ def test_autocorrelation_equals_the_draws():
         assert abs(result.autocorrelation[name] - rho**4) < 0.06
 
 
-def test_one_seed_one_result():
-    options = {"simulations": 30, "thin": 2}
-    first, again = (calibrate(hmc, **options) for _ in range(2))
-    other = calibrate(hmc, **options, seed=1)
-    apart = calibrate(hmc, **options, at_once=7)
-    for name, ranks in first.ranks.items():
-        assert torch.equal(ranks, again.ranks[name])
-        assert not torch.equal(ranks, other.ranks[name])
-        assert not torch.equal(ranks, apart.ranks[name])
-    assert apart.simulations == 30
-
-
 def test_dicts_and_quantities():
     """Two parameters by their names, and quantities of one's own."""
 
