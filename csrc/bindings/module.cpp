@@ -217,6 +217,7 @@ PYBIND11_MODULE(_C, m) {
       "find_overlap",
       [](const std::vector<Memory>& parameters) {
         std::vector<ParameterMemory> memories;
+        memories.reserve(parameters.size());
         for (const auto& [device, address, element_size, sizes, strides] :
              parameters) {
           memories.push_back({device, address, element_size, sizes, strides});

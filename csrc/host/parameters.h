@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -82,8 +83,8 @@ inline std::optional<std::pair<size_t, size_t>> FindOverlap(
     int64_t furthest = all[order[first]].end();
     for (next = first + 1; next < order.size(); ++next) {
       const ParameterMemory& own = all[order[next]];
-      if (own.device != all[order[first]].device || own.begin >= furthest)
-        break;
+      if (own.device != all[order[first]].device) break;
+      if (own.begin >= furthest) break;
       furthest = std::max(furthest, own.end());
     }
     std::vector<std::pair<int64_t, size_t>> bytes;
@@ -98,8 +99,8 @@ inline std::optional<std::pair<size_t, size_t>> FindOverlap(
     const auto twice = std::adjacent_find(
         bytes.begin(), bytes.end(),
         [](const auto& a, const auto& b) { return a.first == b.first; });
-    if (twice != bytes.end())
-      return std::pair(twice->second, (twice + 1)->second);
+    if (twice == bytes.end()) continue;
+    return std::pair(twice->second, (twice + 1)->second);
   }
   return std::nullopt;
 }
@@ -109,47 +110,48 @@ inline int64_t NextOffset(int64_t offset, int64_t size) {
   return (offset + size + kNoiseBlock - 1) / kNoiseBlock * kNoiseBlock;
 }
 
+template <typename... Part>
+[[noreturn]] void RefuseRanges(const Part&... parts) {
+  std::ostringstream message;
+  (message << ... << parts);
+  throw std::invalid_argument(message.str());
+}
+
 // Throws std::invalid_argument if the ranges of groups' parameters overlap, or
 // reach beyond `next`. Numbers are in [0, 2^62).
 inline void CheckRanges(const std::vector<std::vector<int64_t>>& offsets,
                         const std::vector<std::vector<int64_t>>& sizes,
                         int64_t next) {
-  const std::string block = std::to_string(kNoiseBlock) + ")";
   std::vector<std::pair<int64_t, int64_t>> ranges;
   for (size_t i = 0; i < sizes.size(); ++i) {
-    const std::string where = "param group " + std::to_string(i);
     if (offsets[i].size() != sizes[i].size()) {
-      throw std::invalid_argument("Invalid state_dict: " + where + " has " +
-                                  std::to_string(offsets[i].size()) +
-                                  " offsets, expected " +
-                                  std::to_string(sizes[i].size()));
+      RefuseRanges("Invalid state_dict: param group ", i, " has ",
+                   offsets[i].size(), " offsets, expected ", sizes[i].size());
     }
     for (size_t j = 0; j < sizes[i].size(); ++j) {
       const int64_t offset = offsets[i][j];
       if (offset % kNoiseBlock != 0) {
-        throw std::invalid_argument(
-            "Invalid offsets: " + std::to_string(offset) + " in " + where +
-            " (must be a multiple of " + block);
+        RefuseRanges("Invalid offsets: ", offset, " in param group ", i,
+                     " (must be a multiple of ", kNoiseBlock, ")");
       }
       if (sizes[i][j] == 0) continue;
       ranges.emplace_back(offset, NextOffset(offset, sizes[i][j]));
     }
   }
   if (next % kNoiseBlock != 0) {
-    throw std::invalid_argument("Invalid next_offset: " + std::to_string(next) +
-                                " (must be a multiple of " + block);
+    RefuseRanges("Invalid next_offset: ", next, " (must be a multiple of ",
+                 kNoiseBlock, ")");
   }
   std::sort(ranges.begin(), ranges.end());
   for (size_t i = 0; i < ranges.size(); ++i) {
     const auto [begin, end] = ranges[i];
-    const int64_t following =
-        i + 1 < ranges.size() ? ranges[i + 1].first : next;
+    const bool is_last = i + 1 == ranges.size();
+    const int64_t following = is_last ? next : ranges[i + 1].first;
     if (end <= following) continue;
-    throw std::invalid_argument(
-        "Invalid offsets: elements [" + std::to_string(begin) + ", " +
-        std::to_string(end) + ") reach beyond " + std::to_string(following) +
-        " (each parameter needs its own, before next_offset = " +
-        std::to_string(next) + ")");
+    RefuseRanges("Invalid offsets: elements [", begin, ", ", end,
+                 ") reach beyond ", following,
+                 " (each parameter needs its own, before next_offset = ", next,
+                 ")");
   }
 }
 

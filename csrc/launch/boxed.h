@@ -24,9 +24,14 @@
 namespace torch_sgmcmc {
 
 template <class Op>
+constexpr bool kHasLists = requires(const NamedCall<Op>& call) {
+  Op::Lists(call);
+};
+
+template <class Op>
 std::vector<Argument> ArgumentsOf(const Call& call) {
   const NamedCall<Op> named(call);
-  if constexpr (requires { Op::Lists(named); }) {
+  if constexpr (kHasLists<Op>) {
     return Op::Lists(named);
   } else if constexpr (requires { Op::Lead(named); }) {
     return call.Arguments(Op::Lead(named));

@@ -22,12 +22,6 @@ bool DefersOnCpu() { return defers_on_cpu; }
 bool DefersOnCpu() { return false; }
 #endif
 
-bool IsAny(const std::vector<FiniteCheck>& seen) {
-  return std::any_of(seen.begin(), seen.end(), [](const FiniteCheck& s) {
-    return s.counts.any().item<bool>();
-  });
-}
-
 bool IsAnyNonfinite(const Tensors& tensors) {
   if (tensors[0].is_cpu()) return any_nonfinite(tensors);
   return count_nonfinite(tensors).any().item<bool>();
@@ -94,6 +88,7 @@ void SamplerImpl::check_finite(const std::vector<TensorLists>& lists) {
   if (!later && std::ranges::none_of(lists, has_nonfinite)) return;
   if (!later && choice == "skip") throw StepSkipped();
   std::vector<FiniteCheck> seen;
+  seen.reserve(lists.size());
   for (const TensorLists& each : lists) {
     seen.push_back({each.params, count_nonfinite(each.grads)});
   }
@@ -160,7 +155,10 @@ void SamplerImpl::catch_up() {
   const auto undo = std::exchange(finite_check_.undo, {});
   if (seen.empty()) return;
   if (finite_check_.event) finite_check_.event->synchronize();
-  if (!IsAny(seen)) return;
+  const auto is_any = [](const FiniteCheck& s) {
+    return s.counts.any().item<bool>();
+  };
+  if (std::ranges::none_of(seen, is_any)) return;
   for (GroupState& group : chain_.groups) group.step.add(-1);
   for (const auto& [group, momenta] : undo) {
     chain_.groups[group].records.momenta = momenta;

@@ -91,16 +91,11 @@ void SamplerImpl::follow_groups() {
 
 // Throws unless parameters have the sizes of their noise offsets.
 void SamplerImpl::check_numbers() {
-  const auto are_followed = [&] {
-    if (chain_.groups.size() != groups().size()) return false;
-    for (size_t i = 0; i < groups().size(); ++i) {
-      if (!AreSame(chain_.groups[i].params, groups()[i].params())) {
-        return false;
-      }
-    }
-    return true;
-  };
-  const bool is_as_before = are_followed();
+  const bool is_as_before =
+      std::ranges::equal(chain_.groups, groups(),
+                         [](const GroupState& known, const ParamGroup& group) {
+                           return AreSame(known.params, group.params());
+                         });
   if (!is_as_before) follow_groups();
   const int64_t chains = chain_.num_chains;
   for (size_t i = 0; i < groups().size(); ++i) {

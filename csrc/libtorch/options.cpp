@@ -71,7 +71,7 @@ void CheckSetting(const Setting& row, const c10::IValue& value,
                   const char* sampler, bool is_set) {
   if (value.isNone() || value.isBool()) return;
   if (value.isString()) {
-    const auto end = std::ranges::find(row.words, nullptr);
+    const auto* const end = std::ranges::find(row.words, nullptr);
     return CheckWord(row.name, value.toStringRef(), {row.words.begin(), end},
                      row.kind != SettingKind::kWord);
   }
@@ -200,7 +200,8 @@ double NamedValues::number_or(std::string_view name, double otherwise) const {
   for (const Value& each : values_) {
     if (each.name != name) continue;
     const c10::IValue& value = each.value;
-    return NumberOf(value, value.isBool() ? value.toBool() : kNone);
+    return NumberOf(
+        value, value.isBool() ? static_cast<double>(value.toBool()) : kNone);
   }
   return otherwise;
 }

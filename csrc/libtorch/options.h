@@ -66,9 +66,9 @@ double RealFrom(std::string_view name, const c10::IValue& value);
 int64_t WholeFrom(std::string_view name, const c10::IValue& value);
 
 template <typename T>
-constexpr bool kIsOptional = false;
+inline constexpr bool kIsOptional = false;
 template <typename T>
-constexpr bool kIsOptional<std::optional<T>> = true;
+inline constexpr bool kIsOptional<std::optional<T>> = true;
 
 template <typename T>
 T FromValue(std::string_view name, const c10::IValue& value) {

@@ -21,13 +21,13 @@ std::vector<double> Numbers(const MomentumSettings& s) {
 
 std::optional<std::vector<double>> ReadRecord(const StateDict& group,
                                               const char* key, size_t count) {
-  auto record =
-      FromValue<std::optional<std::vector<double>>>(key, group.at(key));
-  if (!record) return {};
+  const c10::IValue saved = group.at(key);
+  if (saved.isNone()) return {};
+  const auto record = FromValue<std::vector<double>>(key, saved);
   const auto is_finite = [](double number) { return std::isfinite(number); };
-  if (record->size() != count || !std::ranges::all_of(*record, is_finite) ||
-      (*record)[count - 3] <= 0 || (*record)[count - 2] < 0 ||
-      (*record)[count - 1] <= 0) {
+  if (record.size() != count || !std::ranges::all_of(record, is_finite) ||
+      record[count - 3] <= 0 || record[count - 2] < 0 ||
+      record[count - 1] <= 0) {
     Invalid("Invalid ", key, " in a state dict (must be None ", "or ", count,
             " finite numbers, with lr > 0, temperature >= 0 and num_data > 0)");
   }

@@ -191,11 +191,8 @@ bool has_cuda() {
 // ---- Groups -----------------------------------------------------------------
 
 void SamplerImpl::construct(const std::vector<ParamGroup>& groups) {
-  if (groups.empty()) Invalid("optimizer got an empty parameter list");
-  for (const ParamGroup& group : groups) {
-    if (group.params().empty() && groups.size() == 1) {
-      Invalid("optimizer got an empty parameter list");
-    }
+  if (groups.empty() || (groups.size() == 1 && groups[0].params().empty())) {
+    Invalid("optimizer got an empty parameter list");
   }
   OptionValues& options = OptionAccess::Of(owner_->defaults());
   CheckWord("nonfinite", options.nonfinite_choice(), nonfinite_choices());

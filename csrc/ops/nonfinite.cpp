@@ -34,12 +34,12 @@ bool AnyNonfiniteOf(const char* op, const TensorList& tensors,
                     const char* name) {
   std::atomic<bool> any = false;
   const Isa isa = ActiveIsa();
-  ForEachStretch(
-      PlanToCount(op, tensors, name),
-      [&]<class T>(T, const Segment& s, int64_t begin, int64_t end) {
-        if (SG_CALL_ON(isa, AnyNonfiniteIn<T>(s.data[0], begin, end)))
-          any = true;
-      });
+  ForEachStretch(PlanToCount(op, tensors, name),
+                 [&]<class T>(T, const Segment& s, int64_t begin, int64_t end) {
+                   const bool found = SG_CALL_ON(
+                       isa, AnyNonfiniteIn<T>(s.data[0], begin, end));
+                   if (found) any = true;
+                 });
   return any;
 }
 
