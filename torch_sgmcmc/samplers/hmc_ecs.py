@@ -94,7 +94,7 @@ class HMCECS(SharedSettings):
     target.
 
     Args:
-        params: parameters or param groups; a group can set ``prior_precision`` alone.
+        params: parameters or param groups; a group sets its prior alone.
         num_data: N, the number of data, >= 1: the closure is given indices in [0, N).
         subsample_size: m, the number of data in u, >= 2, or for "signed" in each of its
             minibatches, >= 1 (about λ m in all).

@@ -117,9 +117,8 @@ class SBPS(SharedSettings):
     of steps.
 
     Args:
-        params: parameters or param groups, as for :class:`torch.optim.SGD`. A group can
-            set ``prior_precision`` alone: one particle moves in the space of all
-            parameters.
+        params: parameters or param groups, as for :class:`torch.optim.SGD`. A group
+            sets its prior alone: one particle moves in the space of all parameters.
         num_data: N, the number of training examples, > 0.
         {prior_precision} {prior_mean} {temperature}
         num_std: k >= 0, half width of the band in standard deviations. More is less
