@@ -48,7 +48,7 @@ def pytest_addoption(parser):
         choices=LEVELS,
         default="default",
         help="which tests run: default (five minutes, the law of each sampler), full "
-        "(what decides a change) or nightly (mutants, papers, long runs); each level "
+        "(what decides a change) or nightly (papers, long runs); each level "
         "includes those before it",
     )
     parser.addoption(
