@@ -224,7 +224,9 @@ void NamedValues::write(StateDict& group) const {
   for (const Value& each : values_) {
     const c10::IValue& value = each.value;
     const std::string name(each.name);
-    if (each.row == nullptr && (value.isInt() || value.isTensor())) {
+    if (value.isList()) {  // of one type if it was put
+      group.set(name, ToValue(value.toListRef().vec()));
+    } else if (each.row == nullptr && (value.isInt() || value.isTensor())) {
       group.set(name, SavedCount(FromValue<Count>(each.name, value)));
     } else {
       group.set(name, Narrow(value));
