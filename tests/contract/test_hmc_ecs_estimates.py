@@ -239,12 +239,6 @@ def test_the_table():
     assert len(rows["CT (min, median, max)"].split(",")) == 3
 
 
-def test_useless_signs():
-    signs = torch.tensor([1.0, -1.0] * 20)
-    report = sg.ECSEfficiency.of(run(), torch.randn(40, 2), signs)
-    assert report.computational_time[1] == math.inf
-
-
 def test_bad_arguments():
     sampler = run()
     with pytest.raises(ValueError, match=r"Invalid draws: shape \[5\] \(must be \[R"):

@@ -128,12 +128,6 @@ BAD_STATES = [
     ("SGLD", lambda _, state: state.update({9: {}, "subsample": {}})),
     ("SGLD", lambda groups, _: groups.pop()),
     ("SGLD", lambda groups, _: groups[1].update(sizes=[700, 5])),
-    ("SGLD", lambda groups, _: groups[1].update(offsets=[0, 128, 512])),
-    ("SGLD", lambda groups, _: groups[1].update(offsets=[-128, 512])),
-    ("SGLD", lambda groups, _: groups[1].update(offsets=[130, 512])),
-    ("SGLD", lambda groups, _: groups[1].update(offsets=[0, 512])),
-    ("SGLD", lambda groups, _: [g.update(next_offset=128) for g in groups]),
-    ("SGLD", lambda groups, _: [g.update(next_offset=2**62) for g in groups]),
     ("SGHMC", lambda groups, _: groups[0].update(momentum=2.0)),
     ("SGHMC", lambda _, state: state[1]["momentum"].fill_(torch.nan)),
     ("SGHMC", lambda groups, _: (groups[1].pop("lr"), groups[1].pop("momentum"))),
@@ -164,6 +158,23 @@ def test_the_same_state_dicts_are_refused(name, change, run_in_cpp):
     job["state"] = copy.deepcopy(job["state"])
     change(job["state"]["param_groups"], job["state"]["state"])
     assert_same_message(name, job, run_in_cpp)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"offsets": [0, 128, 512]}, {"offsets": [-128, 512]}),
+        *({"offsets": [130, 512]}, {"offsets": [0, 512]}),
+        *({"next_offset": 128}, {"next_offset": 2**62}),
+    ],
+)
+def test_the_same_noise_offsets_are_refused(changes, run_in_cpp):
+    job = begun("SGLD")
+    for group in job["state"]["param_groups"][-1 if "offsets" in changes else 0 :]:
+        group.update(changes)
+    with pytest.raises(ValueError) as in_python:
+        jobs.run_in_python("SGLD", job)
+    assert_same_refused(refusal(run_in_cpp, job), in_python.value)
 
 
 def of_frozen_gamma(params):

@@ -60,15 +60,11 @@ def sghmc(*settings, **options):
 
 MUTANTS = {
     "temperature": (lambda p, s: hmc(p, s, temperature=1.5), {}),
-    "prior": (lambda p, s: hmc(p, s, prior_precision=2.0), {}),
-    "no prior": (lambda p, s: hmc(p, s, prior_precision=0.0), {}),
     "no noise": (sghmc(0.05, 0.7, temperature=0), {"thin": 5}),
     "minibatches": (
         lambda p, s: sg.SGLD(p, 0.5, **TARGET, seed=s),
         {"thin": 5, "batch_size": 1},
     ),
-    "no test": (lambda p, s: hmc(p, s, metropolis=False), {"batch_size": 2}),
-    "no warm-up": (sghmc(1e-4, 0.0), {"thin": 1, "warmup": 0}),
     "correlated": (sghmc(0.01, 0.0), {"thin": 1, "warmup": 500}),
 }
 
