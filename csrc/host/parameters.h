@@ -70,7 +70,8 @@ struct ParameterMemory {
 };
 
 // The indices of two parameters that share a byte (columns of a matrix
-// interleave without sharing any), or of one twice.
+// interleave without sharing any). Also returns an index twice, for a parameter
+// whose elements share memory.
 inline std::optional<std::pair<size_t, size_t>> FindOverlap(
     const std::vector<ParameterMemory>& all) {
   std::vector<size_t> order(all.size());

@@ -17,6 +17,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 import torch_sgmcmc as sg
+from torch_sgmcmc.core.context import context_of
+from torch_sgmcmc.core.groups import fill_state, show_values
 from torch_sgmcmc.core.state import given
 
 ALL = [*chains.KINDS, "SBPS", "pSBPS", "pSBPS given"]
@@ -77,9 +79,9 @@ def stranger_of(sampler, net):
         for key in ("step", "num_skipped"):
             if torch.is_tensor(theirs[key]):
                 ours[key] = torch.zeros_like(theirs[key])
-    twin._show()  # so that counters are where the other has them
+    show_values(context_of(twin))  # so that counters are where the other has them
     if twin._SPEC.needs_closure:  # its state is that of its settings
-        twin._fill_state()
+        fill_state(twin)
     if any("preconditioner" in given(state) for state in sampler.state.values()):
         assert isinstance(twin, sg.SBPS)
         twin.set_preconditioner([9.0, 1.0, 9.0])

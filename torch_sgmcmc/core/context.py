@@ -460,4 +460,5 @@ def kind_of(sampler: Optimizer | type) -> str:
     """Returns the name of the sampler's first class that this library defines."""
     library = __name__.partition(".")[0] + "."
     kind = sampler if isinstance(sampler, type) else type(sampler)
-    return next(c for c in kind.__mro__ if c.__module__.startswith(library)).__name__
+    own = (c for c in kind.__mro__ if c.__module__.startswith(library))
+    return next(own, kind).__name__

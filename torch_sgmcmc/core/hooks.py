@@ -26,8 +26,9 @@ class Hooks(Optimizer):
     _SPEC: ClassVar[SamplerSpec]
     #: Data of this process, not saved.
     _context: StepContext
-    # Of the constructor: it has added all groups; its tensors of prior_mean.
+    #: Whether the constructor has added all groups.
     _is_complete: bool = True
+    # The constructor's tensors of prior_mean.
     _first_means: list[Tensor] | None = None
 
     def _begin_step(self) -> None:

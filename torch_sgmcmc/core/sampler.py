@@ -87,8 +87,8 @@ class Sampler(Hooks):
     r"""Base class of the samplers: a :class:`torch.optim.Optimizer`.
 
     A subclass consists of its signature and ``_SPEC``, which reads hyperparameters,
-    state and update from tables of C++. What no table can express are overridden
-    methods of :class:`Hooks`, or ``_run_step``.
+    state and update from tables of C++. It overrides methods of
+    :class:`Hooks`, or ``_run_step``, for what no table can express.
 
     The sampler owns its seed, counters and noise offsets. The param groups show them,
     so that ``state_dict``, pickle and deepcopy carry them. A step raises if a group
@@ -179,8 +179,8 @@ class Sampler(Hooks):
         self.process_group = process_group
         spec = self._SPEC
         check_choice(nonfinite, spec.nonfinite)
-        defaults |= {"capturable": capturable, "nonfinite": nonfinite}
-        defaults = plain(defaults)
+        more = {"capturable": capturable, "nonfinite": nonfinite}
+        defaults = plain({**defaults, **more})
         defaults[PRIOR_MEAN], self._first_means = number_or(defaults[PRIOR_MEAN])
         self._check_group(defaults)
         # Recorded now: torch adds keys to ``defaults`` later.

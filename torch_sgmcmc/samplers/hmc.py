@@ -381,7 +381,7 @@ class HMC(SharedSettings):
         group, context = self.param_groups[0], context_of(self)
         check_finite(context, work)
         trajectory, start = Trajectory(context, work), None
-        if group["metropolis"]:
+        if trajectory.is_tested:
             losses, start = trajectory.energies(loss)
             if not bool(start.isfinite().all()):
                 raise nonfinite_error(

@@ -116,6 +116,7 @@ class Trajectory:
 
     def __init__(self, context: StepContext, work: list[TensorLists]) -> None:
         self.context, self.group = context, context.groups[0]
+        self.is_tested = self.group["metropolis"]
         self.motion = [Motion.begin(context, lists) for lists in work]
 
     def integrate(
@@ -139,7 +140,7 @@ class Trajectory:
                 loss, following = gradients()
                 self._take(following)
             self._leapfrog(step_size / 2, drift=0.0)
-            return self.energies(loss) if self.group["metropolis"] else None
+            return self.energies(loss) if self.is_tested else None
         except BaseException:
             for motion in self.motion:
                 pairs = zip(motion.lists.params, motion.params_before, strict=True)
@@ -153,7 +154,7 @@ class Trajectory:
                 "HMC got gradients of other parameters from the closure than at its "
                 "first call in this step"
             )
-        if not self.group["metropolis"]:  # the test would reject it
+        if not self.is_tested:  # the test would reject it
             check_finite(self.context, following)
         for motion, lists in zip(self.motion, following, strict=True):
             motion.lists = lists

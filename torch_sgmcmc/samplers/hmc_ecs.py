@@ -33,7 +33,7 @@ from torch_sgmcmc.samplers._ecs.subsample import (
     on_host,
     schedule,
 )
-from torch_sgmcmc.samplers._ecs.target import Point, SubsampledTarget, Sweep
+from torch_sgmcmc.samplers._ecs.target import Density, Point, SubsampledTarget, Sweep
 from torch_sgmcmc.samplers._ecs.taylor import AllData, Anchor, Prior
 from torch_sgmcmc.samplers.hmc_dynamics import (
     MOST_WARMUP_STEPS,
@@ -162,8 +162,8 @@ class HMCECS(SharedSettings):
         and indices: switch off dropout and batch norm's statistics. Use parameters in
         float64: log-likelihoods and their rounding enter N / m times. For a regression
         give a :class:`PredictorLogLikelihood` with ``rows``; its expansions need no
-        backward pass. ``p.grad`` is neither read nor written. More:
-        docs/samplers/hmc_ecs.md.
+        backward pass. ``p.grad`` is neither read nor written. After a new param group
+        the next step chooses θ*. More: docs/samplers/hmc_ecs.md.
 
     Reference:
         K.-D. Dang, M. Quiroz, R. Kohn, M.-N. Tran and M. Villani, Hamiltonian Monte
@@ -191,8 +191,8 @@ class HMCECS(SharedSettings):
         ),
     )
 
-    # Not saved: the last step's target and end, and proposals for the next steps.
-    _last: tuple[SubsampledTarget, Point] | None = None
+    # Not saved: the last step's density and end, and proposals for the next steps.
+    _last: tuple[Density, Point] | None = None
     _proposals: Proposals | None = None
     _is_warming_up: bool = False
 
@@ -322,9 +322,9 @@ class HMCECS(SharedSettings):
             finite_check.count_skipped_step(context_of(self))
             return torch.tensor(math.nan, dtype=torch.float64)
         assert self._last is not None
-        target, point = self._last
-        log = target.prior.energy(point.theta) + point.log * target.temperature
-        return -log / target.data.num_data
+        density, point = self._last
+        log = density.prior.energy(point.theta) + point.log * density.temperature
+        return -log / density.estimator.num_data
 
     def warmup(
         self,
@@ -395,12 +395,11 @@ class HMCECS(SharedSettings):
                 draws = []
         with torch.no_grad():
             target = self._target(self._data(closure))
-            target.check_place(progress)
-        self._set(
-            step_size=adaptation.averaged,
-            num_evaluations=self.num_evaluations + target.data.evaluations,
-            **dict.fromkeys(_COUNTERS, 0),
-        )
+            try:
+                target.check_place(progress)
+            finally:
+                self._count(target.data)
+        self._set(step_size=adaptation.averaged, **dict.fromkeys(_COUNTERS, 0))
         self._is_warming_up = False
 
     @torch.no_grad()
@@ -411,7 +410,7 @@ class HMCECS(SharedSettings):
         if kept is None or kept["num_data"] != group["num_data"]:
             self._choose_anchor(data, position(data.params), progress=False)
         context, target, last = context_of(self), self._target(data), None
-        if self._last is not None and target.has_density_of(self._last[0]):
+        if self._last is not None and target.density.is_equal(self._last[0]):
             last = self._last[1]
         sweep = Sweep(target, context.noise(), nonfinite_policy(context))
         sizes = group["trajectory_length"], group["step_size"]
@@ -421,25 +420,27 @@ class HMCECS(SharedSettings):
             present = sweep.begin(last, self._subsample(target))
             if most_steps is None and is_check_due(group):
                 target.check_place(progress=False)
-            present, renewed = sweep.update_subsample(
-                present, self._proposed(target, present.subsample)
-            )
+            layout, step = layout_of(group), context.rng.steps
+            if self._proposals is None or not self._proposals.covers(layout, step):
+                self._proposals = Proposals(layout, step, target.expand, target.device)
+            proposed = self._proposals.apply(step, present.subsample)
+            present, renewed = sweep.update_subsample(present, proposed)
             present, log_ratio, moved = sweep.update_parameters(
                 present, group["step_size"], num_steps
             )
         finally:
+            self._count(data)
             if not moved:
                 for p, before in zip(data.params, start, strict=True):
                     p.copy_(before)
-        self._last = target, present
-        self.state["subsample"] = present.subsample.save(layout_of(group))
+        self._last = target.density, present
+        self.state["subsample"] = present.subsample.save(layout)
         self._context.rng.count()
         self._set(
             num_trajectories=group["num_trajectories"] + 1,
             num_accepted=group["num_accepted"] + moved,
             num_divergences=group["num_divergences"] + (not math.isfinite(log_ratio)),
             num_subsamples_accepted=group["num_subsamples_accepted"] + renewed,
-            num_evaluations=group["num_evaluations"] + data.evaluations,
             sign=int(present.estimate.sign),
         )
         return log_ratio
@@ -484,23 +485,20 @@ class HMCECS(SharedSettings):
         self.state["control_variates"] = chosen.save()
         if kept is not None:
             self.state["subsample"] = kept
-        evaluations = self.num_evaluations + data.evaluations
+        self._count(data)
+        self._set(mean_difference=0.0)
+
+    def _count(self, data: AllData) -> None:
+        self._set(num_evaluations=self.num_evaluations + data.evaluations)
         data.evaluations = 0
-        self._set(num_evaluations=evaluations, mean_difference=0.0)
 
     def _subsample(self, target: SubsampledTarget) -> Subsample:
         """Returns the stored subsample; a new one if sizes or the seed have changed."""
         kept, layout = self.state.get("subsample"), layout_of(self.param_groups[0])
         if kept is not None and kept["layout"] == layout:
-            return Subsample.load(kept)
+            return Subsample.load(kept, target.device)
         step = self._context.rng.steps
         return Subsample.draw(layout, step, target.expand, target.device)
-
-    def _proposed(self, target: SubsampledTarget, current: Subsample) -> Subsample:
-        layout, step = layout_of(self.param_groups[0]), self._context.rng.steps
-        if self._proposals is None or not self._proposals.covers(layout, step):
-            self._proposals = Proposals(layout, step, target.expand, target.device)
-        return self._proposals.apply(step, current)
 
     def _parameters_changed(self) -> None:
         for key in _KEYS:

@@ -51,7 +51,7 @@ from torch_sgmcmc.samplers._sbps.event import Event
 from torch_sgmcmc.samplers._sbps.statistics import (
     Diagnostics,
     Evaluations,
-    Hooks,
+    Listeners,
     register,
 )
 from torch_sgmcmc.samplers._sbps.trajectory import STATE, Trajectory, kept_of, moves
@@ -285,13 +285,13 @@ class SBPS(SharedSettings):
                 "Invalid sample_interval: None (must be a trajectory time, for there "
                 "to be samples)"
             )
-        return register(self._hooks.samples, hook)
+        return register(self._listeners.samples, hook)
 
     def register_segment_hook(
         self, hook: Callable[[Trajectory, float, float], None]
     ) -> RemovableHandle:
         """Registers hook(trajectory, begin, end), with times since the line's start."""
-        return register(self._hooks.segments, hook)
+        return register(self._listeners.segments, hook)
 
     @property
     def trajectory_time(self) -> float:
@@ -310,8 +310,8 @@ class SBPS(SharedSettings):
         return Diagnostics.of(self.param_groups[0])
 
     @property
-    def _hooks(self) -> Hooks:
-        return self.__dict__.setdefault("_registered", Hooks())
+    def _listeners(self) -> Listeners:
+        return self.__dict__.setdefault("_registered", Listeners())
 
     @torch.no_grad()
     def set_preconditioner(
@@ -465,7 +465,7 @@ class SBPS(SharedSettings):
             if event.has_moved:
                 interval = progress["observed_interval"] = common["sample_interval"]
                 times = common["trajectory_time"], progress["trajectory_time"]
-                progress["num_samples"] = self._hooks.call(
+                progress["num_samples"] = self._listeners.call(
                     self, trajectory, times, event.line, interval
                 )
         except BaseException as error:
@@ -475,7 +475,7 @@ class SBPS(SharedSettings):
                 count_skipped_step(context_of(self))
                 return error.losses
             raise
-        self._model_checked = self._slots is not None
+        self._model_checked |= event.checks_model
         progress["clock"] = clock
         ahead.mark(progress["line_time"], params)
         self._store_trajectory(ahead)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.hyperparams import check_integer
+from torch_sgmcmc.core.hyperparams import check_integer, warn
 from torch_sgmcmc.core.state_dict import check_double, check_keys_of, check_tensor
 from torch_sgmcmc.core.utils import mapped
 from torch_sgmcmc.samplers._ecs.taylor import WHOLE, Anchor, TaylorTerms, kinds_of
@@ -34,11 +33,10 @@ def layout_of(group: dict[str, Any]) -> dict[str, Any]:
     cells = group["num_factors"] if signed else group["subsample_size"]
     if group["num_blocks"] > cells:
         what = "factors of the product" if signed else "data of the subsample"
-        warnings.warn(
+        warn(
             f"num_blocks = {group['num_blocks']} is more than the {cells} {what}: "
             f"each is a block, one of which a step proposes (rho = 1 - "
             f"1/{cells} = {1 - 1 / cells:.3g})",
-            stacklevel=3,
         )
     return {
         "num_data": group["num_data"],
@@ -172,9 +170,10 @@ class Subsample:
         check_double("hessians", hessians, [m, d, d], form == WHOLE)
 
     @classmethod
-    def load(cls, kept: dict[str, Any]) -> Subsample:
-        """Returns the saved subsample."""
-        return cls(kept["counts"], kept["indices"], TaylorTerms(*kept["terms"]))
+    def load(cls, kept: dict[str, Any], device: torch.device) -> Subsample:
+        """Returns the saved subsample, with indices on a device."""
+        indices = kept["indices"].to(device)
+        return cls(kept["counts"], indices, TaylorTerms(*kept["terms"]))
 
     @classmethod
     def draw(

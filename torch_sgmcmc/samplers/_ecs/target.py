@@ -79,6 +79,23 @@ class Point:
     estimate: Estimate
 
 
+class Density(NamedTuple):
+    """Everything that the log density depends on, except θ and the subsample."""
+
+    anchor: Tensor  # θ*
+    temperature: float
+    estimator: Estimator
+    prior: Prior
+
+    def is_equal(self, other: Density) -> bool:
+        """Returns whether another density is the same."""
+        return (
+            self.anchor is other.anchor
+            and self[1:3] == other[1:3]
+            and self.prior.is_equal(other.prior)
+        )
+
+
 @dataclass
 class SubsampledTarget:
     """log |L̂(θ, u)^(1/T)| + log prior / T, for any θ and subsample u.
@@ -159,14 +176,10 @@ class SubsampledTarget:
         """Returns the expansions of the data with these indices."""
         return self.anchor.expand(self.data, indices)
 
-    def has_density_of(self, other: SubsampledTarget | None) -> bool:
-        """Returns whether another target with the same θ* has the same density."""
-        return (
-            other is not None
-            and self.temperature == other.temperature
-            and self.estimator == other.estimator
-            and self.prior.is_equal(other.prior)
-        )
+    @property
+    def density(self) -> Density:
+        """The density's parts."""
+        return Density(self.anchor.theta, self.temperature, self.estimator, self.prior)
 
     def check_place(self, progress: bool) -> None:
         """Raises if the parameters are not near θ*, by a pass through all data."""

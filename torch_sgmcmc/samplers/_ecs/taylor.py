@@ -353,7 +353,7 @@ class AllData:
 class Anchor:
     """θ*, the expansions' sums, and the mass matrix."""
 
-    theta: Tensor  # [d], in float64 on the host, as all of these
+    theta: Tensor  # [d]; all tensors here are float64 on the host
     num_data: int
     sums: TaylorSums
     whitening: Tensor | None

@@ -66,7 +66,7 @@ class Diagnostics:
         )
 
 
-class Hooks:
+class Listeners:
     """Functions that are called for each sample and for each segment."""
 
     def __init__(self) -> None:
