@@ -28,8 +28,8 @@ MOST_CHANGES = 3
 
 
 @dataclass
-class Motion:
-    """One list of parameters, and what moves with it."""
+class MovingLists:
+    """Parameters with their momenta, masses and masters."""
 
     lists: TensorLists
     momenta: list[Tensor]
@@ -41,7 +41,7 @@ class Motion:
     momenta_turned: list[Tensor] = field(init=False)
 
     @classmethod
-    def begin(cls, context: StepContext, lists: TensorLists) -> Motion:
+    def begin(cls, context: StepContext, lists: TensorLists) -> MovingLists:
         """Returns momenta and masters (copies or new ones), and masses."""
         group, params, _, offsets = lists
         states = [context.state.get(p, {}) for p in params]
@@ -117,7 +117,7 @@ class Trajectory:
     def __init__(self, context: StepContext, work: list[TensorLists]) -> None:
         self.context, self.group = context, context.groups[0]
         self.is_tested = self.group["metropolis"]
-        self.motion = [Motion.begin(context, lists) for lists in work]
+        self.motion = [MovingLists.begin(context, lists) for lists in work]
 
     def integrate(
         self, gradients: Callable[[], tuple[Any, list[TensorLists]]], steps: int
