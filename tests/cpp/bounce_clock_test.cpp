@@ -330,14 +330,6 @@ PiecewiseRate Polygon(const std::vector<std::pair<double, double>>& nodes) {
   return rate;
 }
 
-void ExpectArrival(const PiecewiseRate& rate, double area, double time,
-                   double value) {
-  const PiecewiseRate::Arrival arrival = rate.Find(area);
-  EXPECT_TRUE(arrival.found);
-  EXPECT_NEAR(arrival.time, time, 1e-14 * std::abs(time));
-  EXPECT_NEAR(arrival.value, value, 1e-14 * value);
-}
-
 TEST(PiecewiseRate, WhatNeverArrives) {
   for (const auto& rate :
        {Polygon({{0, -1}, {7, -3}}), Polygon({{0, 0}, {7, 0}}),
