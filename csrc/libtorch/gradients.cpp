@@ -17,9 +17,11 @@ namespace {
 // Without it, only tests on a GPU would run deferred checks.
 #ifdef TORCH_SGMCMC_TESTS
 std::atomic<bool> defers_on_cpu = false;
-bool DefersOnCpu() { return defers_on_cpu; }
+bool Defers(const c10::Device& device) {
+  return device.is_cuda() || defers_on_cpu;
+}
 #else
-bool DefersOnCpu() { return false; }
+bool Defers(const c10::Device& device) { return device.is_cuda(); }
 #endif
 
 bool IsAnyNonfinite(const Tensors& tensors) {
@@ -101,7 +103,7 @@ void SamplerImpl::check_finite(const std::vector<TensorLists>& lists) {
 bool SamplerImpl::is_check_deferred(
     const std::vector<TensorLists>& lists) const {
   const c10::Device device = lists[0].params[0].device();
-  if (!device.is_cuda() && !DefersOnCpu()) return false;
+  if (!Defers(device)) return false;
   if (keeps_momenta_ && leaves_momenta(lists)) return false;
   const std::vector<std::string> keys = state_keys();
   const bool keeps_state = !keys.empty() && keys[0] != "master";
