@@ -40,6 +40,7 @@ from torch_sgmcmc.samplers.baoa import BAOA
 from torch_sgmcmc.samplers.ewsg import EWSG
 from torch_sgmcmc.samplers.hmc import HMC
 from torch_sgmcmc.samplers.hmc_ecs import HMCECS
+from torch_sgmcmc.samplers.mclmc import MCLMC
 from torch_sgmcmc.samplers.psgld import PSGLD
 from torch_sgmcmc.samplers.sbps import SBPS
 from torch_sgmcmc.samplers.sghmc import SGHMC
@@ -55,6 +56,7 @@ __all__ = [
     "EWSG",
     "HMC",
     "HMCECS",
+    "MCLMC",
     "PSGLD",
     "SBPS",
     "SGHMC",

@@ -51,6 +51,18 @@ constexpr Setting kBAOA[] = {
     kTemperature, kChains, kMomentum, Of(args::kNoiseEstimate, {.fallback = 0}),
 };
 
+constexpr Setting kMCLMC[] = {
+    kStep,
+    kData,
+    kPrior,
+    kMean,
+    kPositiveTemperature,
+    kChains,
+    kMomentum,
+    {.name = "tune_steps", .kind = kWhole, .fallback = 0},
+    {.name = "energy_variance", .fallback = 5e-4, .low_open = true},
+};
+
 constexpr Setting kPSGLD[] = {
     kStep,        kData,
     kPrior,       kMean,
@@ -147,9 +159,9 @@ struct OfSampler {
 };
 
 constexpr OfSampler kSamplers[] = {
-    {"SGLD", kSGLD},     {"SGLRW", kSGLRW}, {"SGHMC", kSGHMC}, {"BAOA", kBAOA},
-    {"PSGLD", kPSGLD},   {"SGNHT", kSGNHT}, {"EWSG", kEWSG},   {"HMC", kHMC},
-    {"HMCECS", kHMCECS}, {"SBPS", kSBPS}};
+    {"SGLD", kSGLD},   {"SGLRW", kSGLRW},   {"SGHMC", kSGHMC}, {"BAOA", kBAOA},
+    {"MCLMC", kMCLMC}, {"PSGLD", kPSGLD},   {"SGNHT", kSGNHT}, {"EWSG", kEWSG},
+    {"HMC", kHMC},     {"HMCECS", kHMCECS}, {"SBPS", kSBPS}};
 
 }  // namespace
 

@@ -121,7 +121,7 @@ Tensor Sum(const Call& call) {
   }
   Plan plan = call.MakePlan(ArgumentsOf<Op>(call));
   std::vector<int64_t> sizes;
-  if constexpr (Op::kSpec.sums == kCustom) {
+  if constexpr (requires { Op::Sizes(NamedCall<Op>(call)); }) {
     sizes = Op::Sizes(NamedCall<Op>(call));
   } else if constexpr (Op::kSpec.sums == kForEachChain) {
     constexpr size_t kLast = Op::kSpec.numbers.count - 1;

@@ -17,6 +17,7 @@ template <Role role, class T>
 SG_INLINE void PrefetchArgument(const void* array, const void* masters,
                                 int64_t begin) {
   if (role == Role::kPriorMean && array == nullptr) return;
+  if (role == Role::kChainNumbers) return;
   PrefetchBlock<IsWritten(role)>(static_cast<const Stored<role, T>*>(array) +
                                  begin);
   if constexpr (kHasMaster<role, T>) {
@@ -123,7 +124,8 @@ void RunSegment(const Update& update, const Segment& segment, int64_t begin,
   };
   alignas(64) Arithmetic<T> means[kHasPriorMean<Update> ? kMostElements : 1];
   FillMeans(update, segment.data, means);
-  const Context context{update, means};
+  const Update own = OfChain(update, segment.data, segment.chain);
+  const Context context{own, means};
   const ElementsOfUpdate elements{
       &context, NeedsNoise(update),
       [](const void* of, void* const* data, int64_t at, int64_t count,

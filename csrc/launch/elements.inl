@@ -30,6 +30,7 @@ SG_INLINE Stored<role, T>* ArrayAt(void* array, int64_t begin,
   if constexpr (role == Role::kPriorMean) {
     if (array == nullptr) return means;
   }
+  if constexpr (role == Role::kChainNumbers) begin = 0;
   return static_cast<Stored<role, T>*>(array) + begin;
 }
 

@@ -156,9 +156,20 @@ void CheckLead(const char* op, const Argument& first, size_t i,
 
 // Throws unless a tensor fits parameter i, which is of this dtype.
 void CheckFit(const char* op, const Argument& first, size_t i, ScalarType dtype,
-              const Argument& a, size_t place) {
+              const Argument& a, size_t place,
+              std::optional<int64_t> num_chains) {
   const Tensor& lead = first.tensors[i];
   const Tensor& t = a.tensors[place];
+  if (a.role == Role::kChainNumbers) {
+    if (Type(t) == ScalarType::Double && t.dim() == 2 && t.is_contiguous() &&
+        t.size(0) == num_chains.value_or(1)) {
+      return;
+    }
+    Fail(op, Where(a.name, place), " has ", Name(Type(t)), " and shape ",
+         Shape(t.sizes()),
+         ", expected contiguous float64 with a row for each of ",
+         num_chains.value_or(1), " chains");
+  }
   const ScalarType want =
       IsInArithmeticType(a.role) ? ArithmeticType(dtype) : dtype;
   if (Type(t) != want) {
@@ -313,7 +324,7 @@ void Plan::CheckTensors(const char* op, const std::vector<Argument>& arguments,
       if (IsAbsent(a, lead)) continue;
       const size_t place = a.role == Role::kMaster ? master++ : i;
       CheckPlace(op, first, a, place);
-      CheckFit(op, first, i, dtype, a, place);
+      CheckFit(op, first, i, dtype, a, place, chains);
       CheckMemory(op, a, place);
     }
   }
@@ -344,7 +355,8 @@ void Plan::TakeMemory(const std::vector<Argument>& arguments, size_t i,
     const bool is_master = a.role == Role::kMaster;
     const Tensor& t = a.tensors[is_master ? master++ : i];
     const auto slot = is_master ? kMasters : SlotOf(a.role, j);
-    segment.bytes[slot] = Bytes(Type(t));
+    // Chains' numbers stay where they are when elements are cut.
+    segment.bytes[slot] = a.role == Role::kChainNumbers ? 0 : Bytes(Type(t));
     void*& data = segment.data[slot];
     if (t.is_contiguous()) {
       data = t.data_ptr();

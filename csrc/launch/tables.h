@@ -187,7 +187,9 @@ SG_INLINE void StoreArgument(void* data, void* masters, const QuadSpan& span,
 template <Role role, class T>
 SG_INLINE bool AreAligned(const void* data, const void* masters,
                           int64_t origin) {
-  if constexpr (role == Role::kPriorMean) return true;
+  if constexpr (role == Role::kPriorMean || role == Role::kChainNumbers) {
+    return true;
+  }
   if constexpr (kHasMaster<role, T>) {
     if (!IsAligned<Role::kMaster, T>(masters, origin)) return false;
   }
@@ -239,6 +241,7 @@ SG_INLINE void UpdateThread(const Update& update, const SegmentTable& table,
   SG_UNROLL for (int j = 0; j < kMaxArguments; ++j) {
     data[j] = table.data[j][s];
   }
+  const Update of_chain = OfChain(update, data, chain);
   NoiseStream own = stream;
   if (NeedsNoise(update) && table.num_chains > 0) {
     own.seed = portable::ChainSeed(own.seed, static_cast<uint64_t>(chain));
@@ -248,7 +251,7 @@ SG_INLINE void UpdateThread(const Update& update, const SegmentTable& table,
                            block - table.first_chunk[s], thread, k);
     span.origin += chain * table.numel[s];
     if (span.begin < span.end) {
-      UpdateQuad<Update, T>(update, data, span, own, kIndices<Update>);
+      UpdateQuad<Update, T>(of_chain, data, span, own, kIndices<Update>);
     }
   }
 }

@@ -5,6 +5,7 @@
 #include "ops/gaussian.h"
 #include "ops/gradients.h"
 #include "ops/hmc.h"
+#include "ops/mclmc.h"
 #include "ops/sbps.h"
 #include "ops/squares.h"
 #include "ops/temperature_sums.h"
@@ -14,10 +15,10 @@ namespace torch_sgmcmc {
 using UpdateOperators =
     Operators<GradientVarianceStep, ControlVariate, Gaussian, SquareRoots,
               HMCMomenta, HMCLeapfrog, SBPSPlace, SBPSReflect, SBPSAdapt,
-              SBPSPrecondition>;
+              SBPSPrecondition, RunningMean>;
 using SumOperators =
     Operators<EWSGLogRatios, HMCEnergy, SBPSReflectSums, SBPSPreconditionSums,
               SBPSSumsOfLine, SBPSSumsOfReflection, SBPSSumOfPreconditioner,
-              TemperatureSums, SumOfSquares>;
+              TemperatureSums, SumOfSquares, MCLMCSums>;
 
 }  // namespace torch_sgmcmc

@@ -72,6 +72,11 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   // The product of [rows, inner] and [inner, columns] of each chain (last
   // dimension).
   m.def("chain_product(Tensor a, Tensor b) -> Tensor");
+  // MCLMC's step from the chains' sums (mclmc_sums, [6, K]) and records of energy
+  // errors, [K, 4]: the numbers of its update, [K, 4], and the new records.
+  m.def(
+      "mclmc_turn(Tensor sums, Tensor energy, *, float step_size, "
+      "float momentum, float dimension, float scale) -> (Tensor, Tensor)");
   // True if any element is not finite, on the CPU.
   m.def("any_nonfinite(Tensor[] tensors) -> bool");
   // Row i of the result: the numbers of NaNs and infinities in tensor i.

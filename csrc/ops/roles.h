@@ -24,15 +24,16 @@
 namespace torch_sgmcmc {
 
 enum class Role {
-  kParameter,  // read and written, in the parameter's type, with its master
-  kPosition,   // read only, in the parameter's type, from its master
-  kMaster,     // of kParameter or kPosition in bf16 or fp16
-  kInPlace,    // read and written, in the parameter's type
-  kOutput,     // written only, in the parameter's type
-  kGradient,   // read only, in the parameter's type
-  kState,      // read and written, in the arithmetic type
-  kStatistic,  // read only, in the arithmetic type
-  kPriorMean   // as kStatistic; may be absent, and is then one number
+  kParameter,     // read and written, in the parameter's type, with its master
+  kPosition,      // read only, in the parameter's type, from its master
+  kMaster,        // of kParameter or kPosition in bf16 or fp16
+  kInPlace,       // read and written, in the parameter's type
+  kOutput,        // written only, in the parameter's type
+  kGradient,      // read only, in the parameter's type
+  kState,         // read and written, in the arithmetic type
+  kStatistic,     // read only, in the arithmetic type
+  kChainNumbers,  // float64, a row for each chain, the same for all parameters
+  kPriorMean      // as kStatistic; may be absent, and is then one number
 };
 
 constexpr bool IsWritten(Role role) {
@@ -40,7 +41,10 @@ constexpr bool IsWritten(Role role) {
          role == Role::kInPlace || role == Role::kOutput ||
          role == Role::kState;
 }
-constexpr bool IsRead(Role role) { return role != Role::kOutput; }
+// True if a driver reads it for each element.
+constexpr bool IsRead(Role role) {
+  return role != Role::kOutput && role != Role::kChainNumbers;
+}
 constexpr bool IsInArithmeticType(Role role) {
   return role == Role::kMaster || role == Role::kState ||
          role == Role::kStatistic || role == Role::kPriorMean;
@@ -92,6 +96,19 @@ template <class Update>
 constexpr bool kTakesUniforms = requires {
   Update::kUniformNoise;
 };
+
+// An update, or with a list of chains' numbers the update of this chain.
+template <class Update>
+SG_INLINE Update OfChain(const Update& update,
+                         [[maybe_unused]] void* const* data,
+                         [[maybe_unused]] int64_t chain) {
+  Update own = update;
+  if constexpr (requires { Update::kChainNumbers; }) {
+    own.Take(static_cast<const double*>(data[Update::kChainNumbers]) +
+             chain * Update::kNumbers);
+  }
+  return own;
+}
 
 // Optional functions of an update: the steps that it leaves out, and whether it
 // reads noise; and of a map, a sum's result.

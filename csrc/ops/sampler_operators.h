@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/baoa.h"
+#include "ops/mclmc.h"
 #include "ops/psgld.h"
 #include "ops/sghmc.h"
 #include "ops/sgld.h"
@@ -13,6 +14,6 @@ namespace torch_sgmcmc {
 // Compiled apart to use a second processor.
 using SamplerOperators =
     Operators<SGLDStep, SGHMCStep, PSGLDStep, PSGLDFrozenStep, SGNHTStep,
-              SGLRWStep, BAOAStep>;
+              SGLRWStep, BAOAStep, MCLMCStep>;
 
 }  // namespace torch_sgmcmc

@@ -48,6 +48,10 @@ psgld_frozen_step_ = _OPS.psgld_frozen_step_.default
 sgnht_step_ = _OPS.sgnht_step_.default
 sglrw_step_ = _OPS.sglrw_step_.default
 baoa_step_ = _OPS.baoa_step_.default
+mclmc_step_ = _OPS.mclmc_step_.default
+mclmc_sums = _OPS.mclmc_sums.default
+mclmc_turn = _OPS.mclmc_turn.default
+running_mean_ = _OPS.running_mean_.default
 gradient_variance_ = _OPS.gradient_variance_.default
 control_variate_ = _OPS.control_variate_.default
 gaussian_ = _OPS.gaussian_.default
@@ -98,7 +102,7 @@ def _sums(count: int) -> Callable[..., torch.Tensor]:
 
 
 for _row in OP_SPECS.values():
-    if _row["op"] != "temperature_sums":
+    if _row["op"] not in ("temperature_sums", "mclmc_sums"):
         torch.library.register_fake(
             f"torch_sgmcmc::{_row['op']}",
             _sums(_row["sums"]) if _row["sums"] else _nothing_to_allocate,
@@ -113,6 +117,16 @@ def _(
 ) -> torch.Tensor:
     count = (2, 2, 3, 3, 1, 1, 3)[kind]
     return grads[0].new_empty((len(grads), count), dtype=torch.float64)
+
+
+@torch.library.register_fake("torch_sgmcmc::mclmc_sums")
+def _(params: list[torch.Tensor], *args: object, num_chains: int, **kw: object) -> Any:
+    return params[0].new_empty((6, num_chains), dtype=torch.float64)
+
+
+@torch.library.register_fake("torch_sgmcmc::mclmc_turn")
+def _(sums: torch.Tensor, energy: torch.Tensor, **numbers: object) -> Any:
+    return torch.empty_like(energy), torch.empty_like(energy)
 
 
 @torch.library.register_fake("torch_sgmcmc::count_nonfinite")

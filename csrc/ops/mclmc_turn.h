@@ -1,0 +1,46 @@
+// The common part of mclmc_turn on CPU and CUDA: its checks.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <cstdint>
+#include <tuple>
+
+#include "launch/plan.h"
+#include "ops/mclmc.h"
+
+namespace torch_sgmcmc {
+
+// Throws unless both are of one number of chains, on one device.
+inline int64_t ChainsOfTurn(const Tensor& sums, const Tensor& energy,
+                            const TurnNumbers& n) {
+  constexpr const char* kOp = "mclmc_turn";
+  const auto is_table = [](const Tensor& t) {
+    return t.defined() && t.scalar_type() == ScalarType::Double &&
+           t.dim() == 2 && t.is_contiguous();
+  };
+  if (!is_table(sums) || sums.size(0) != 6 || !is_table(energy) ||
+      energy.size(0) != sums.size(1) || energy.size(1) != kEnergyNumbers ||
+      sums.get_device_index() != energy.get_device_index() ||
+      sums.is_cuda() != energy.is_cuda()) {
+    Fail(kOp,
+         "sums and energy must be contiguous float64 of shapes [6, K] and "
+         "[K, 4], on one device");
+  }
+  CheckNumber(kOp, "step_size", n.step_size, {});
+  CheckNumber(kOp, "momentum", n.momentum, {.high = 1});
+  CheckNumber(kOp, "dimension", n.dimension, {.low = 2});
+  CheckNumber(kOp, "scale", n.scale, {.low_open = true});
+  return sums.size(1);
+}
+
+using Turn = std::tuple<Tensor, Tensor>;
+
+inline Turn NewTurn(const Tensor& sums, int64_t chains) {
+  return {torch::stable::new_empty(sums, {chains, kTurnNumbers},
+                                   ScalarType::Double),
+          torch::stable::new_empty(sums, {chains, kEnergyNumbers},
+                                   ScalarType::Double)};
+}
+
+}  // namespace torch_sgmcmc
