@@ -20,6 +20,7 @@ _MEMORY, _WIDTH = 150, 1.5
 # L of the autocorrelation: this part of the distance in which θ decorrelates.
 _PART = 0.4
 _BATCHES = 10
+_MOST_MOMENTUM = 1 - 1e-6
 # Numbers before those that the chains carry.
 _COUNT = 7
 
@@ -106,7 +107,8 @@ class Tuning:
             if since in (quarter, 2 * quarter):
                 self._length = self._new_length(context, params, quarter, is_last)
         if self._length > 0:
-            self.momentum = math.exp(-math.sqrt(self.lr * self._unit) / self._length)
+            momentum = math.exp(-math.sqrt(self.lr * self._unit) / self._length)
+            self.momentum = min(momentum, _MOST_MOMENTUM)
         if self._step >= self._total:
             for p in (p for some in params for p in some):
                 for key in MEANS:
