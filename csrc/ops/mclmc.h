@@ -34,7 +34,7 @@ template <bool is_scaled>
 class MCLMCProducts {
  public:
   static constexpr std::array<Role, 6> kRoles = {
-      Role::kGradient,  Role::kGradient,  Role::kStatistic,
+      Role::kGradient,  Role::kStatistic, Role::kStatistic,
       Role::kStatistic, Role::kStatistic, Role::kPriorMean};
   static constexpr std::array<bool, 6> kReads = {true, true,      true,
                                                  true, is_scaled, true};
@@ -46,7 +46,7 @@ class MCLMCProducts {
 
   // g.g, u.g, u.u, u.z, g.z, z.z
   SG_INLINE std::array<double, 6> operator()(const double (&x)[6]) const {
-    double g = x[1] + weight_decay_ * (x[0] - x[5]);
+    double g = x[0] + weight_decay_ * (x[1] - x[5]);
     if constexpr (is_scaled) g *= sqrt(x[4]);
     const double u = x[2];
     const double z = x[3];
@@ -61,8 +61,8 @@ class MCLMCProducts {
 struct MCLMCSums {
   static constexpr OpSpec kSpec = {
       .op = "mclmc_sums",
-      .lists = {{"params", Role::kGradient},
-                args::kGrads,
+      .lists = {args::kGrads,
+                {"positions", Role::kStatistic},
                 {"directions", Role::kStatistic},
                 {"noise", Role::kStatistic},
                 {"preconditioners", Role::kStatistic, /*is_optional=*/true}},

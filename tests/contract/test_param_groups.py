@@ -327,7 +327,7 @@ def test_defaults(sampler):
 
 def test_shared_settings_have_equal_ranges():
     """Ranges are equal; test_errors.py has the errors of three samplers."""
-    hot = {sg.SGLRW, sg.EWSG, sg.HMC, sg.HMCECS, sg.SBPS}
+    hot = {sg.SGLRW, sg.MCLMC, sg.EWSG, sg.HMC, sg.HMCECS, sg.SBPS}
     for sampler in CLASSES:
         expected = {
             "lr": ("real", 0, math.inf, False),

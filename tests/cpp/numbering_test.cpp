@@ -35,6 +35,7 @@ std::vector<Method> EveryMethod() {
       Of<SGLD>("SGLD", with(SGLDOptions(0.1))),
       Of<SGHMC>("SGHMC", with(SGHMCOptions(0.1))),
       Of<SGHMC>("SGHMC", with(SGHMCOptions(0.1)).noise_estimate("online")),
+      Of<MCLMC>("MCLMC", with(MCLMCOptions(0.1))),
       Of<PSGLD>("PSGLD", with(PSGLDOptions(0.1))),
       Of<SGNHT>("SGNHT", with(SGNHTOptions(0.1))),
       Of<EWSG>("EWSG", with(EWSGOptions(0.1))),

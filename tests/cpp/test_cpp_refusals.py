@@ -63,6 +63,7 @@ BAD_SETTINGS = {
         *(("resample_momentum_every", -1), ("initial_momentum", "random")),
     ),
     "SGHMC-online": (("temperature", 0.0),),
+    "MCLMC": (("momentum", 1.0), ("temperature", 0.0)),
     "PSGLD": (("decay", 1.0), ("eps", 0.0)),
     "SGNHT": (("momentum", -0.1), ("thermostat_rate", -2.0)),
     "EWSG": (("momentum", 1.0), ("temperature", 0.0), ("surrogate", "friction")),

@@ -54,7 +54,7 @@ class Recursion:
         return kinetic
 
     def step(self, z):
-        """From refreshment to refreshment; z is the noise at its beginning."""
+        """Steps from refreshment to refreshment; z is the noise at its beginning."""
         u = self.u + self.nu * z
         self.u = u / np.linalg.norm(u)
         error = self.half()
@@ -228,7 +228,7 @@ def test_tuning_reaches_the_energy_error(condition):
 
 
 def test_tuned_length():
-    """On N(0, I) the radius √d by the spread, then 0.4 times the memory."""
+    """Finds about the radius √d on N(0, I): the spread, then 0.4 times the memory."""
     sampler = gaussian_run(1.0, 4000, 0)
     assert 0.3 * math.sqrt(50) < sampler.decoherence_length < 3 * math.sqrt(50)
 

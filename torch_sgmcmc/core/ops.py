@@ -120,8 +120,8 @@ def _(
 
 
 @torch.library.register_fake("torch_sgmcmc::mclmc_sums")
-def _(params: list[torch.Tensor], *args: object, num_chains: int, **kw: object) -> Any:
-    return params[0].new_empty((6, num_chains), dtype=torch.float64)
+def _(grads: list[torch.Tensor], *args: object, num_chains: int, **kw: object) -> Any:
+    return grads[0].new_empty((6, num_chains), dtype=torch.float64)
 
 
 @torch.library.register_fake("torch_sgmcmc::mclmc_turn")

@@ -70,8 +70,8 @@ class MCLMC(Sampler):
     all groups, and are burn-in; then both are fixed. ``lr`` follows the variance of the
     energy error per dimension; in the first half ``momentum`` stays, then L is the
     root of the summed variances of θ in the third quarter, and at the end 0.4 times
-    the distance in which θ decorrelates in the last one (Robnik et al., JMLR 2023,
-    section 4). Each gradient must be of all data meanwhile: with minibatches the energy
+    the distance in which θ decorrelates in the last one, if that shows it (Robnik et
+    al., JMLR 2023, section 4). Each gradient must be of all data meanwhile: with minibatches the energy
     error is not known.
 
     Args:
@@ -126,7 +126,7 @@ class MCLMC(Sampler):
         why_equal="the direction is one unit vector over all groups",
         # Empty before and after tuning.
         progress={"tuning": []},
-        traits=Traits(motion=Motion.NONE, pull=lambda m: 1.0),
+        traits=Traits(motion=Motion.NONE, pull=lambda m: (1 + m) / 2),
     )
 
     def __init__(
@@ -274,8 +274,8 @@ class MCLMC(Sampler):
             )
             for part in context.placement.sums(
                 mclmc_sums,
-                params,
                 grads,
+                [context.state[p].get("master", p) for p in params],
                 [context.state[p]["direction"] for p in params],
                 noise,
                 [],
