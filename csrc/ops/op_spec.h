@@ -158,6 +158,10 @@ inline constexpr TensorListArg kMomenta{.name = "momenta",
                                         .role = Role::kState,
                                         .key = "momentum",
                                         .start = Start::kStationary};
+// G of the coordinates theta / sqrt(G), finite and > 0.
+inline constexpr TensorListArg kPreconditioners{.name = "preconditioners",
+                                                .role = Role::kStatistic,
+                                                .key = "preconditioner"};
 inline constexpr TensorListArg kMasterList{
     .name = "masters", .role = Role::kMaster, .key = "master"};
 inline constexpr ScalarArg kLr{"lr", Domain::kNotNegative};
