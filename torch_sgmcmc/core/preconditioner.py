@@ -142,18 +142,6 @@ def root_preconditioners(
     return [root(context, state[PRECONDITIONER]) for state in states]
 
 
-def fill_preconditioners(context: StepContext, work: TensorLists) -> list[Tensor]:
-    """Returns G of a group's parameters, 1 where one has none; empty without any."""
-    group, params, _, _ = work
-    if not is_preconditioned(context.state, group):
-        return []
-    for p in params:
-        if PRECONDITIONER not in context.state[p]:
-            ones = torch.ones_like(p, dtype=state_dtype(p))
-            context.create(p, PRECONDITIONER, ones.detach())
-    return [context.state[p][PRECONDITIONER] for p in params]
-
-
 class PreconditionedSampler(Sampler):
     """A sampler that takes a frozen preconditioner; see the Note above."""
 
@@ -169,23 +157,36 @@ class PreconditionedSampler(Sampler):
         context.clear_blank_state()
         for p, g in zip(context.params, new, strict=True):
             self.state[p][PRECONDITIONER] = g
+        note_given(context)
         for group in self.param_groups:
             self._check_group(group)
-        note_given(context)
         fill_state(self)
 
     def _is_preconditioned(self, group: Mapping[str, Any]) -> bool:
-        # A group that is checked before it is added is no dict of the sampler's.
-        own = any(group is each for each in self.__dict__.get("param_groups", ()))
-        return own and is_preconditioned(self.state, group)
+        context = self.__dict__.get("_context")
+        if context is None or not context.given:
+            return False
+        # A new or loaded group is checked before it is the sampler's.
+        is_own = any(group is each for each in self.param_groups)
+        return is_own and is_preconditioned(self.state, group)
 
     def _operator_of(self, group: dict[str, Any]) -> Operator:
-        if is_preconditioned(self.state, group):
+        if self._is_preconditioned(group):
             return self._PRECONDITIONED
         return super()._operator_of(group)
 
+    def _preconditioners(self, context: StepContext, work: TensorLists) -> list[Tensor]:
+        """Returns G of a group's parameters, 1 where one lacks it; else nothing."""
+        if not self._is_preconditioned(work.group):
+            return []
+        for p in work.params:
+            if PRECONDITIONER not in context.state[p]:
+                ones = torch.ones_like(p, dtype=state_dtype(p))
+                context.create(p, PRECONDITIONER, ones)
+        return [context.state[p][PRECONDITIONER] for p in work.params]
+
     def _prepare(self, context: StepContext, work: TensorLists) -> Any:
-        own = fill_preconditioners(context, work)
+        own = self._preconditioners(context, work)
         lists = super()._prepare(context, work)
         return [lists[0], own, lists[1]] if own else lists
 

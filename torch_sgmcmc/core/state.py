@@ -107,7 +107,7 @@ def draw_stationary(
     *,
     stationary: bool = True,
 ) -> list[Tensor]:
-    """Returns momenta drawn from N(0, lr T / N), times G of a preconditioner, or zeros.
+    """Returns momenta drawn from N(0, lr T G / N), or zeros; G is 1 unless given.
 
     If the update rescales momenta of other settings, these are drawn for those
     settings.

@@ -130,7 +130,7 @@ class StepSums:
             numbers = self._numbers(state, group, params)
             positions, centers = self._positions(state, params)
             roots = None if plain else root_preconditioners(context, params)
-            own = grads, positions, centers, movers
+            own: tuple[list[Tensor], ...] = grads, positions, centers, movers
             if roots is not None:
                 own = _in_coordinates(roots, numbers, *own)
                 numbers["weight_decay"] = 0.0
@@ -142,8 +142,9 @@ class StepSums:
                 if roots is not None:
                     grads, former = _times(roots, grads), _times(roots, former)
                 weights = statistics if kind == _PRECONDITIONED else []
-                lists = grads, positions, [], former, weights
-                of_noise = temperature_sums(*lists, kind=noise, **numbers)
+                of_noise = temperature_sums(
+                    grads, positions, [], former, weights, kind=noise, **numbers
+                )
                 sums.append(((4,), of_noise))
             places = [self.place[p] for p in params]
             rows.append((places, sums, step_of(group, motion)))

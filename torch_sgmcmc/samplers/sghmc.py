@@ -18,7 +18,6 @@ from torch_sgmcmc.core.parameters import check_fits
 from torch_sgmcmc.core.preconditioner import (
     Given,
     PreconditionedSampler,
-    fill_preconditioners,
 )
 from torch_sgmcmc.core.spec import Motion, SamplerSpec, Traits
 from torch_sgmcmc.core.state import PRECONDITIONER, start_masters, start_momenta
@@ -187,7 +186,7 @@ class SGHMC(PreconditionedSampler):
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Returns momenta, gradient variances (empty unless used) or G, and masters."""
         group, params, _, offsets = work
-        statistics = fill_preconditioners(context, work)
+        statistics = self._preconditioners(context, work)
         stationary = group["initial_momentum"] == "stationary"
         start_momenta(context, group, params, offsets, stationary=stationary)
         if group["noise_estimate"] == "online":
