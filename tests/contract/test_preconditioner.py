@@ -43,7 +43,7 @@ def follow(sampler, params, steps, scales=(1.0, 1.0, 1.0)):
 @BOTH
 @pytest.mark.parametrize("g", [(1.0, 1.0, 1.0), (4.0, 1 / 16, 2.0**-6)])
 def test_it_is_the_sampler_of_other_coordinates(cls, g):
-    """To the bit, as √G are powers of 2: λ and μ of θ / √G are λ G and μ / √G."""
+    """Equal to the bit, as √G are powers of 2; λ and μ become λ G and μ / √G."""
     scales = [x**-0.5 for x in g]
     params, others = make_params(), make_params(scales)
     prior = {"prior_precision": 3.0, "prior_mean": 0.5}
