@@ -36,10 +36,10 @@ from torch_sgmcmc.core.step_plan import Operator
 #: The key of V, from which a burn-in's G follows.
 _SQUARES = "square_average"
 
-Given = Optimizer | Tensor | Iterable[Tensor | float]
 
-
-def preconditioners(given: Given, params: Sequence[Tensor]) -> list[Tensor]:
+def preconditioners(
+    given: Optimizer | Iterable[Tensor | float], params: Sequence[Tensor]
+) -> list[Tensor]:
     r"""Returns G of each parameter: new tensors of its shape, in its state's dtype.
 
     Args:
@@ -55,23 +55,18 @@ def preconditioners(given: Given, params: Sequence[Tensor]) -> list[Tensor]:
             DTensors; the number of tensors is wrong; or one of them has a wrong shape
             or elements out of range.
     """
-    if isinstance(given, Optimizer) and _learns(given):
-        given = _of_burn_in(given, params)
-    elif isinstance(given, Tensor):
+    if isinstance(given, Tensor):
         given = [given]
-    elif isinstance(given, (Optimizer, str, Mapping)) or not isinstance(
-        given, Iterable
-    ):
+    elif isinstance(given, Sampler):
+        operator = given._SPEC.operator
+        if operator is not None and _SQUARES in operator.state:
+            given = _of_burn_in(given, params)
+    if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
         raise TypeError(
             f"Invalid {PRECONDITIONER}: got {type(given).__name__} (must be a PSGLD "
             "sampler of the same parameters, or a tensor for each of them)"
         )
     return diagonals(PRECONDITIONER, given, params)
-
-
-def _learns(given: Optimizer) -> bool:
-    operator = given._SPEC.operator if isinstance(given, Sampler) else None
-    return operator is not None and _SQUARES in operator.state
 
 
 def _of_burn_in(given: Optimizer, params: Sequence[Tensor]) -> list[Tensor]:
@@ -123,9 +118,9 @@ def is_preconditioned(state: Mapping[Any, Any], group: Mapping[str, Any]) -> boo
 def with_relaxation(
     state: Mapping[Any, Any], group: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Returns a group by which ``relaxation`` is right, or NaN.
+    """Returns a group for ``relaxation``: with G it lacks the momentum.
 
-    Without the momentum, which lr G has beside it, none is known.
+    Each element relaxes by its own lr G, and the result is NaN.
     """
     if not is_preconditioned(state, group):
         return group
@@ -148,7 +143,7 @@ class PreconditionedSampler(Sampler):
     #: The operator of the update with G, whose lists are momenta, G and masters.
     _PRECONDITIONED: ClassVar[Operator]
 
-    def _precondition(self, given: Given | None) -> None:
+    def _precondition(self, given: Optimizer | Iterable[Tensor | float] | None) -> None:
         """Sets G, at the end of the constructor."""
         if given is None:
             return

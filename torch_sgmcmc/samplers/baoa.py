@@ -7,9 +7,10 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
 
 from torch_sgmcmc.core.hyperparams import check_noise_estimate
-from torch_sgmcmc.core.preconditioner import Given, PreconditionedSampler
+from torch_sgmcmc.core.preconditioner import PreconditionedSampler
 from torch_sgmcmc.core.spec import Motion, SamplerSpec, Traits
 from torch_sgmcmc.core.state import PRECONDITIONER
 from torch_sgmcmc.core.step_plan import Operator
@@ -98,7 +99,7 @@ class BAOA(PreconditionedSampler):
         prior_mean: float | Tensor | Iterable[Tensor] = 0.0,
         temperature: float = 1.0,
         noise_estimate: float = 0.0,
-        preconditioner: Given | None = None,
+        preconditioner: Optimizer | Iterable[Tensor | float] | None = None,
         num_chains: int | None = None,
         seed: int | None = None,
         capturable: bool = False,

@@ -9,16 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core import hyperparams
 from torch_sgmcmc.core.context import StepContext, TensorLists, blank, state_dtype
 from torch_sgmcmc.core.ops import gradient_variance_
 from torch_sgmcmc.core.parameters import check_fits
-from torch_sgmcmc.core.preconditioner import (
-    Given,
-    PreconditionedSampler,
-)
+from torch_sgmcmc.core.preconditioner import PreconditionedSampler
 from torch_sgmcmc.core.spec import Motion, SamplerSpec, Traits
 from torch_sgmcmc.core.state import PRECONDITIONER, start_masters, start_momenta
 from torch_sgmcmc.core.step_plan import Operator
@@ -135,7 +133,7 @@ class SGHMC(PreconditionedSampler):
         noise_estimate: float | str = 0.0,
         resample_momentum_every: int = 0,
         initial_momentum: str = "stationary",
-        preconditioner: Given | None = None,
+        preconditioner: Optimizer | Iterable[Tensor | float] | None = None,
         num_chains: int | None = None,
         seed: int | None = None,
         capturable: bool = False,
