@@ -121,12 +121,13 @@ void MCLMCImpl::prepare_all(std::vector<TensorLists>& lists) {
   const OptionValues& options = *lists[0].options;
   const int64_t chains = options.chains().value_or(1);
   int64_t numel = 0;
-  at::Tensor sums;
+  Tensors all;
   for (const TensorLists& each : lists) {
     for (const at::Tensor& param : each.params) numel += param.numel();
-    const at::Tensor own = sums_of(each, chains);
-    sums = sums.defined() ? sums + own.to(sums.device()) : own;
+    all.push_back(sums_of(each, chains));
+    all.back() = all.back().to(all[0].device());
   }
+  const at::Tensor sums = at::cat(all);
   dimension_ = static_cast<double>(numel / chains);
   if (dimension_ < 2) {
     Raise(

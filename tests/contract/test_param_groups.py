@@ -300,7 +300,7 @@ def test_lr_as_a_tensor_excludes_capturable():
 
 # What the table does not have: what is more than a number, a word or a flag.
 ELSEWHERE = {"self", "params", "seed", "capturable", "nonfinite", "model"}
-ELSEWHERE |= {"process_group"}
+ELSEWHERE |= {"process_group", "preconditioner"}
 
 
 def default_of(row):

@@ -199,8 +199,8 @@ std::vector<Break> Breaks() {
   };
   const auto state = [](auto change) {
     return [change](Sampler& sampler, Tensor& p) {
-      for (const char* key :
-           {"momentum", "square_average", "thermostat", "velocity"}) {
+      for (const char* key : {"momentum", "direction", "square_average",
+                              "thermostat", "velocity"}) {
         if (!sampler.state_of(p)[key].defined()) continue;
         Tensor& tensor = sampler.own_state_of(p)[key];
         tensor = change(tensor);

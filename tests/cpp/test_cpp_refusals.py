@@ -220,7 +220,10 @@ def of_temperatures(params):
         ("PSGLD", of_frozen_gamma, "PSGLD with Γ"),
         ("EWSG", of_target(sg.EWSG, lr=0.1, persistent_index_chain=True),
          "EWSG with a persistent index chain"),
-        ("PSBPS", of_a_given_preconditioner, "SBPS with a given preconditioner"),
+        ("PSBPS", of_a_given_preconditioner, "a sampler with a given preconditioner"),
+        *((name, of_target(maker, lr=0.1, preconditioner=[1.0] * 4),
+           "a sampler with a given preconditioner")
+          for name, maker in (("SGHMC", sg.SGHMC), ("BAOA", sg.BAOA))),
         ("SGLD", of_temperatures, "TemperatureMonitor"),
         ("SBPS", lambda ps: sg.TimeAverage(sg.SBPS(ps, num_data=500)).state_dict(),
          "TimeAverage"),

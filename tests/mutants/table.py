@@ -58,6 +58,8 @@ def _changes(k: str) -> str:
     return f"tests/laws/test_changing_settings.py -k '{k}'"
 
 
+_OTHER = "tests/contract/test_preconditioner.py -k 'other_coordinates"
+_PRECONDITIONED = "tests/laws/test_preconditioner_law.py -k 'follows_its_law"
 _ECS_LAW = "--level=full tests/laws/test_hmc_ecs_law.py -k"
 
 BUILDS: tuple[tuple[Mutant, ...], ...] = (
@@ -182,6 +184,10 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant("control variate: gradient of all data dropped", "ops/gradients.h",
             "x[0] = (x[0] - x[1]) + x[2];", "x[0] = (x[0] - x[1]) + 0 * x[2];",
             (_updates("test_control_variate"),)),
+        Mutant("SGHMC: no root of the preconditioner in the noise", "ops/sghmc.h",
+            "this->Move(x, x[3] * g, SquareRoot(x[3]) * xi);",
+            "this->Move(x, x[3] * g, xi);",
+            (f"{_OTHER} and SGHMC'", f"{_PRECONDITIONED} and SGHMC'")),
     ),
     (
         Mutant("means of priors dropped where they are tensors", "launch/call.cpp",
@@ -230,6 +236,10 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             "Real g = x[1] + 0 * x[kMean];",
             ("tests/operators/test_sbps_operators.py -k reflect",
              "tests/laws/test_sbps_law.py -k 'follows and plain'")),
+        Mutant("BAOA: no root of the preconditioner in the noise", "ops/baoa.h",
+            "this->Move(x, x[3] * g, SquareRoot(x[3]) * xi);",
+            "this->Move(x, x[3] * g, xi);",
+            (f"{_OTHER} and BAOA'", f"{_PRECONDITIONED} and BAOA'")),
     ),
     (
         Mutant("SGHMC: momenta of another lr are not rescaled", "ops/sghmc.h",
@@ -276,5 +286,8 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             "(self.shape + dimension / 2 - 1) / t + 1",
             "(self.shape + dimension - 1) / t + 1",
             ("--level=full tests/laws/test_precision_law.py -k conditional",)),
+        Mutant("BAOA: first momenta without the preconditioner", "core/state.py",
+            "momentum.mul_(root(context, context.state[p][PRECONDITIONER]))", "pass",
+            (f"{_OTHER} and BAOA'", f"{_PRECONDITIONED} and BAOA'")),
     ),
 )  # fmt: skip

@@ -397,12 +397,12 @@ def test_numbers_of_chains(turn, has):
 
 
 def test_turn():
-    sums, energy = torch.ones(6, 2).double(), torch.zeros(2, 4).double()
+    sums, energy = torch.ones(3, 6, 2).double(), torch.zeros(2, 4).double()
     good = {"step_size": 0.1, "momentum": 0.9, "dimension": 5.0, "scale": 2.0}
     fails(
         lambda: ops.mclmc_turn(sums, energy[:1], **good),
-        "mclmc_turn: sums and energy must be contiguous float64 of shapes [6, K] and "
-        "[K, 4], on one device",
+        "mclmc_turn: sums and energy must be contiguous float64 of shapes [P, 6, K] "
+        "and [K, 4], on one device",
     )
     for name, value, wanted in (
         ("step_size", -0.1, "finite and >= 0"),

@@ -120,7 +120,7 @@ class Tuning:
             return
         ratio = self._error / (self._dimension * self._target) + 1e-8
         weight = math.exp(-0.5 * (math.log(ratio) / (6 * _WIDTH)) ** 2)
-        # Short at first: a start far from equilibrium has errors that are far too large.
+        # Short at first: far from equilibrium errors are far too large.
         memory = min(_MEMORY, 10 + self._step / 5)
         keep = (memory - 1) / (memory + 1)
         # The error's square grows as the sixth power of ε.
