@@ -28,7 +28,8 @@ class MCLMCImpl : public SamplerImpl {
   double energy_error() const {
     if (!energy_.defined()) return std::numeric_limits<double>::quiet_NaN();
     const at::Tensor sums = energy_.sum(0);
-    return Ratio(sums[3].item<double>(), sums[1].item<double>() * dimension_);
+    return Ratio(sums[3].item<double>(),
+                 sums[1].item<double>() * static_cast<double>(dimension_));
   }
 
  protected:
@@ -68,7 +69,7 @@ class MCLMCImpl : public SamplerImpl {
   // (ops/mclmc.h).
   at::Tensor energy_;
   at::Tensor next_;
-  double dimension_ = 0;
+  int64_t dimension_ = 0;
 };
 
 void MCLMCImpl::prepare(TensorLists& lists) {
@@ -128,7 +129,7 @@ void MCLMCImpl::prepare_all(std::vector<TensorLists>& lists) {
     all.back() = all.back().to(all[0].device());
   }
   const at::Tensor sums = at::cat(all);
-  dimension_ = static_cast<double>(numel / chains);
+  dimension_ = numel / chains;
   if (dimension_ < 2) {
     Raise(
         "MCLMC got a gradient of 1 element (must be at least 2: the direction "
@@ -141,10 +142,10 @@ void MCLMCImpl::prepare_all(std::vector<TensorLists>& lists) {
   const double variance =
       options.lr() * options.temperature() / options.num_data();
   at::Tensor turn;
-  std::tie(turn, next_) =
-      mclmc_turn(sums, energy_, std::sqrt(variance * dimension_),
-                 options.number("momentum"), dimension_,
-                 options.num_data() / options.temperature());
+  std::tie(turn, next_) = mclmc_turn(
+      sums, energy_, std::sqrt(variance * static_cast<double>(dimension_)),
+      options.number("momentum"), dimension_,
+      options.num_data() / options.temperature());
   for (TensorLists& each : lists) {
     each.state[2].assign(each.params.size(), turn.to(each.params[0].device()));
   }

@@ -69,10 +69,15 @@ bool IsDrawn(const GroupRecords& records, const OptionValues& options,
 
 }  // namespace
 
-std::vector<std::string> RecordKeys(const OptionValues& options) {
+std::vector<std::string> RecordKeys(const OptionValues& options,
+                                    const char* op) {
   std::vector<std::string> keys;
+  // A direction has length 1 whatever the settings.
+  const bool has_momenta =
+      op != nullptr &&
+      std::ranges::count(KeysOf(OpSpecNamed(op)), "momentum") > 0;
   for (const std::string& key : options.keys()) {
-    if (key == "momentum") keys.emplace_back(kMomenta);
+    if (key == "momentum" && has_momenta) keys.emplace_back(kMomenta);
     if (key == "noise_estimate") keys.emplace_back(kEstimate);
   }
   return keys;
@@ -107,8 +112,8 @@ double FollowEstimate(GroupRecords& records, const OptionValues& options) {
 }
 
 void WriteRecords(const GroupRecords& records, const OptionValues& options,
-                  StateDict& group) {
-  for (const std::string& key : RecordKeys(options)) {
+                  const char* op, StateDict& group) {
+  for (const std::string& key : RecordKeys(options, op)) {
     std::optional<std::vector<double>> record;
     if (key == kMomenta && records.momenta) {
       record = Numbers(*records.momenta);
@@ -120,9 +125,10 @@ void WriteRecords(const GroupRecords& records, const OptionValues& options,
   }
 }
 
-GroupRecords ReadRecords(const StateDict& group, const OptionValues& options) {
+GroupRecords ReadRecords(const StateDict& group, const OptionValues& options,
+                         const char* op) {
   GroupRecords records;
-  for (const std::string& key : RecordKeys(options)) {
+  for (const std::string& key : RecordKeys(options, op)) {
     const bool of_momenta = key == kMomenta;
     const auto record = ReadRecord(group, key.c_str(), of_momenta ? 3 : 4);
     if (!record) continue;

@@ -199,7 +199,7 @@ void SamplerImpl::construct(const std::vector<ParamGroup>& groups) {
   const std::optional<int64_t> given = std::exchange(options.seed, {});
   chain_.capturable = options.is_capturable();
   chain_.num_chains = chains_with_seeds(options);
-  keeps_momenta_ = !RecordKeys(options).empty();
+  keeps_momenta_ = !RecordKeys(options, op_).empty();
   // Groups may set what the defaults do not.
   for (const ParamGroup& group : groups) add_param_group(group);
   options.prior_means.clear();  // the group has them

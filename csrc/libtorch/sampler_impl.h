@@ -65,10 +65,12 @@ double FollowEstimate(GroupRecords& records, const OptionValues& options);
 // To and from a param group of a state dict. Reading throws
 // std::invalid_argument for an impossible record.
 void WriteRecords(const GroupRecords& records, const OptionValues& options,
-                  StateDict& group);
-GroupRecords ReadRecords(const StateDict& group, const OptionValues& options);
-// The keys of the records of a sampler with these options.
-std::vector<std::string> RecordKeys(const OptionValues& options);
+                  const char* op, StateDict& group);
+GroupRecords ReadRecords(const StateDict& group, const OptionValues& options,
+                         const char* op);
+// The keys of the records of a sampler with these options and this operator.
+std::vector<std::string> RecordKeys(const OptionValues& options,
+                                    const char* op);
 
 // A sampler's data of one param group.
 struct GroupState {

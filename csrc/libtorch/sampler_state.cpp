@@ -200,7 +200,7 @@ StateDict SamplerImpl::write_group(const OptionValues& options,
   StateDict group = {{"sampler", name()}, {"format", SavedCount({kFormat})}};
   options.write(group);
   progress.write(group);
-  WriteRecords(own.records, options, group);
+  WriteRecords(own.records, options, op_, group);
   group.set("seed", SavedCount({chain.seed}));
   group.set("step", SavedCount(own.step));
   group.set("num_skipped", SavedCount(own.num_skipped));
@@ -447,7 +447,7 @@ void SamplerImpl::read_group(const StateDict& saved, size_t index,
     CheckParameter(name(), param, options.chains());
   }
   own.set_counters(steps, skipped, options.is_capturable(), params);
-  own.records = ReadRecords(saved, options);
+  own.records = ReadRecords(saved, options, op_);
   if (index > 0) return;
   chain.next_offset = next;
   chain.seed = key;

@@ -34,6 +34,7 @@ std::tuple<Tensor, Tensor> DeferredStep(TensorList params, TensorList grads,
   int64_t* skipped = num_skipped ? HostCounter(kOp, *num_skipped) : nullptr;
   if (counts) CheckCounts(kOp, *counts);
   if (grads.empty()) Fail(kOp, "grads is empty");
+  if (!grads[0].defined()) Fail(kOp, "grads[0] is undefined");
   const Tensor found = counts ? *counts
                        : known.checks != 0
                            ? CountNonfiniteOf(kOp, grads, "grads")

@@ -7,8 +7,9 @@ namespace torch_sgmcmc {
 namespace {
 
 Turn MakeTurn(Tensor sums, Tensor energy, double step_size, double momentum,
-              double dimension, double scale) {
-  const TurnNumbers n{step_size, momentum, dimension, scale};
+              int64_t dimension, double scale) {
+  const TurnNumbers n{step_size, momentum, static_cast<double>(dimension),
+                      scale};
   const int64_t chains = ChainsOfTurn(sums, energy, n);
   Turn result = NewTurn(sums, chains);
   const auto at = [](Tensor& t) { return static_cast<double*>(t.data_ptr()); };

@@ -29,7 +29,7 @@ inline int64_t ChainsOfTurn(const Tensor& sums, const Tensor& energy,
   }
   CheckNumber(kOp, "step_size", n.step_size, {});
   CheckNumber(kOp, "momentum", n.momentum, {.high = 1});
-  CheckNumber(kOp, "dimension", n.dimension, {.low = 2});
+  CheckCount(kOp, "dimension", static_cast<int64_t>(n.dimension), 2);
   CheckNumber(kOp, "scale", n.scale, {.low_open = true});
   return sums.size(2);
 }

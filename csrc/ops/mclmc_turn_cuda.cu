@@ -19,8 +19,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 Turn MakeTurn(Tensor sums, Tensor energy, double step_size, double momentum,
-              double dimension, double scale) {
-  const TurnNumbers n{step_size, momentum, dimension, scale};
+              int64_t dimension, double scale) {
+  const TurnNumbers n{step_size, momentum, static_cast<double>(dimension),
+                      scale};
   const int64_t chains = ChainsOfTurn(sums, energy, n);
   const int32_t device = sums.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);

@@ -118,6 +118,7 @@ std::tuple<Tensor, Tensor> DeferredStep(TensorList params, TensorList grads,
   constexpr const char* kOp = "deferred_step_";
   const PackedStep known = Unpacked(kOp, "packed", packed);
   if (grads.empty()) Fail(kOp, "grads is empty");
+  if (!grads[0].defined()) Fail(kOp, "grads[0] is undefined");
   const int32_t device = grads[0].get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   if (counts) CheckCounts(kOp, *counts);

@@ -77,7 +77,7 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   // records.
   m.def(
       "mclmc_turn(Tensor sums, Tensor energy, *, float step_size, "
-      "float momentum, float dimension, float scale) -> (Tensor, Tensor)");
+      "float momentum, int dimension, float scale) -> (Tensor, Tensor)");
   // True if any element is not finite, on the CPU.
   m.def("any_nonfinite(Tensor[] tensors) -> bool");
   // Row i of the result: the numbers of NaNs and infinities in tensor i.

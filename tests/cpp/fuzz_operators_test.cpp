@@ -50,6 +50,7 @@ const std::map<std::string, std::string>& Shapes() {
       {"counts", "n2"},       {"device_step", ""},
       {"step", ""},           {"num_skipped", ""},
       {"a", "mdv"},           {"b", "dmv"},
+      {"sums", "26c"},        {"energy", "c4"},
   };
   return shapes;
 }
@@ -255,6 +256,11 @@ class Arguments {
   std::vector<Tensor> list(std::string name) {
     if (name == "state") name = "masters";  // SGLD's
     std::vector<Tensor> tensors;
+    if (name == "turns") {  // the same for all parameters
+      const int64_t rows = random_.of({int64_t{1}, chains_});
+      tensors.assign(shapes_.size(), random_.tensor({rows, 4}, at::kDouble));
+      return tensors;
+    }
     const bool is_first = values_.empty();
     if (!is_first && name != "masters" && random_.one_in(8)) return tensors;
     const bool as_parameters = is_first || random_.one_in(2);

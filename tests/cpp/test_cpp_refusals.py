@@ -63,7 +63,6 @@ BAD_SETTINGS = {
         *(("resample_momentum_every", -1), ("initial_momentum", "random")),
     ),
     "SGHMC-online": (("temperature", 0.0),),
-    "MCLMC": (("momentum", 1.0), ("temperature", 0.0)),
     "PSGLD": (("decay", 1.0), ("eps", 0.0)),
     "SGNHT": (("momentum", -0.1), ("thermostat_rate", -2.0)),
     "EWSG": (("momentum", 1.0), ("temperature", 0.0), ("surrogate", "friction")),
@@ -91,6 +90,7 @@ def test_the_same_is_refused(name, key, value, run_in_cpp):
     [
         *(("EWSG", "index_chain_length", -1), ("EWSG-chains", "num_chains", 0)),
         *(("EWSG-chains", "num_chains", 4), ("SBPS", "temperature", 0.0)),
+        *(("MCLMC", "momentum", 1.0), ("MCLMC", "temperature", 0.0)),
         *(("SBPS", "num_std", -1.0), ("SBPS", "sample_interval", 0.0)),
     ],
 )

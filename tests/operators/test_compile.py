@@ -101,6 +101,8 @@ KINDS = {
     "PSGLD": (sg.PSGLD, {"gamma": False, "eps": 0.1}),
     "PSGLD frozen": (sg.PSGLD, {"adapt": False, "eps": 0.1}),
     "PSGLD capturable": (sg.PSGLD, {"gamma": False, "eps": 0.1, "capturable": True}),
+    "MCLMC": (sg.MCLMC, {}),
+    "MCLMC capturable": (sg.MCLMC, {"capturable": True}),
     "SGNHT": (sg.SGNHT, {"thermostat_rate": 0.05}),
     "SGNHT capturable": (sg.SGNHT, {"capturable": True}),
 }

@@ -398,7 +398,7 @@ def test_numbers_of_chains(turn, has):
 
 def test_turn():
     sums, energy = torch.ones(3, 6, 2).double(), torch.zeros(2, 4).double()
-    good = {"step_size": 0.1, "momentum": 0.9, "dimension": 5.0, "scale": 2.0}
+    good = {"step_size": 0.1, "momentum": 0.9, "dimension": 5, "scale": 2.0}
     fails(
         lambda: ops.mclmc_turn(sums, energy[:1], **good),
         "mclmc_turn: sums and energy must be contiguous float64 of shapes [P, 6, K] "
@@ -407,7 +407,7 @@ def test_turn():
     for name, value, wanted in (
         ("step_size", -0.1, "finite and >= 0"),
         ("momentum", 1.0, "in [0, 1)"),
-        ("dimension", 1.0, "finite and >= 2"),
+        ("dimension", 1, ">= 2"),
         ("scale", 0.0, "finite and > 0"),
     ):
         fails(

@@ -55,7 +55,7 @@ def opcheck_cases():
         "mclmc_step_ bf16": ((b, c, v, s, [turn] * 4, q, m32), {**prior, **on_device}),
         "mclmc_sums": ((g, p, v, s, []), {**prior, "num_chains": 1}),
         "mclmc_turn": ((torch.ones(3, 6, 2).double(), torch.zeros(2, 4).double()),
-         {"step_size": 0.1, "momentum": 0.9, "dimension": 9.0, "scale": 2.0}),
+         {"step_size": 0.1, "momentum": 0.9, "dimension": 9, "scale": 2.0}),
         "control_variate_": ((g, p, s), {}),
         "control_variate_ bf16": ((b, c, s), {}),
         "gaussian_": ((p,), {"std": 0.5, "purpose": 0, **stream}),

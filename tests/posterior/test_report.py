@@ -141,6 +141,12 @@ def test_an_index_chain_may_accept_few():
     assert issue.kind == "rejected"
 
 
+def test_a_large_energy_error():
+    assert not check_runs({0: record_of("MCLMC", energy_error=4e-3)})[0]
+    (issue,) = check_runs({0: record_of("MCLMC", energy_error=0.04)})[0]
+    assert issue.kind == "energy error" and "0.23 times the lr" in issue.message
+
+
 class OwnHMC(sg.HMC):
     """A user's class, of another name."""
 

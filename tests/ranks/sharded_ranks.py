@@ -45,6 +45,7 @@ KINDS = {
     **{name: partial(cls, **TARGET) for name, cls in ALIKE.items()},
     "SGHMC": partial(sg.SGHMC, **TARGET, resample_momentum_every=5),
     "SGNHT": partial(sg.SGNHT, **TARGET),
+    "MCLMC": partial(sg.MCLMC, **TARGET),
     "BAOA preconditioned": preconditioned,
     "PSGLD": partial(sg.PSGLD, **TARGET, gamma=False, eps=0.1),
     "PSGLD frozen": partial(sg.PSGLD, **TARGET, adapt=False, eps=0.1),
@@ -74,7 +75,9 @@ def placements_of(ranks):
 
 def is_run(kind, placement, ranks=2):
     """Shardings of the parameters; two samplers take every one of them."""
-    return kind in ("SGHMC", "EWSG") or (ranks == 2 and placement.startswith("Shard"))
+    return kind in ("SGHMC", "MCLMC", "EWSG") or (
+        ranks == 2 and placement.startswith("Shard")
+    )
 
 
 class Net(nn.Module):
@@ -226,13 +229,15 @@ def every_kind(results, ranks, meshes):
         if not any(is_run(kind, name, ranks) for name in meshes):
             continue
         one = Net()
-        sampler = make(one.groups(lr=0.05), seed=5)
+        # MCLMC has one lr.
+        second = {"prior_precision": 3.0} if kind == "MCLMC" else {"lr": 0.05}
+        sampler = make(one.groups(**second), seed=5)
         advance(one, sampler, range(STEPS))
         for name, place in meshes.items():
             if not is_run(kind, name, ranks):
                 continue
             net = shard(Net(), *place)
-            other = make(net.groups(lr=0.05), seed=5)
+            other = make(net.groups(**second), seed=5)
             advance(net, other, range(STEPS))
             results[f"{kind}, {name}"] = differences((one, sampler), (net, other))
         if kind.startswith("EWSG"):

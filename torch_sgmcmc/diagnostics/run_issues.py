@@ -121,6 +121,9 @@ _COMPARED = 100
 _MEDIAN, _WORST = 50, 25
 # Fewest draws of a chain for which R-hat is defined, and is judged.
 DEFINED, JUDGED = 4, 16
+# The usual energy error of microcanonical samplers, and that of an issue. The error
+# grows as lr³.
+_ENERGY_ERROR, _MOST_ENERGY_ERROR = 5e-4, 5e-3
 # The acceptance below which most of HMC's work is lost.
 _ACCEPTANCE = 0.4
 
@@ -160,6 +163,9 @@ _TEXTS = {
     "subtracted twice (noise_estimate), or lr changed by something else?",
     "rejected": "{rate:.2g} of the trajectories were accepted in {chains}: most of the "
     "work is lost. Use a smaller step_size, or warmup().",
+    "energy error": "The energy error is {error:.2g} per dimension in {chains} (usual "
+    "is {usual:g}): steps are too large, unless gradients are of minibatches. "
+    "Use {factor:.2g} times the lr.",
     "skipped steps": "{count} of {steps} steps of {chains} were skipped (gradients "
     "were not finite): the target is another. Lower lr, or inspect the data.",
     "few draws": "{draws} draws of {chains} {what}",
@@ -229,8 +235,9 @@ def _sharing(
 def _different_settings(series: Mapping[int, Series], runs: Runs) -> list[str]:
     found = []
     names = ["temperature", "prior_precision", "num_data", "lr"]
-    if any(ran and traits_of(ran.sampler).accepts for ran in runs.values()):
-        names.remove("lr")  # each chain's warm-up has set it
+    traits = [traits_of(ran.sampler) for ran in runs.values() if ran]
+    if any(each.accepts or each.finds_lr for each in traits):
+        names.remove("lr")  # each chain has set its own
     for name in names:
         groups: dict[str, list[int]] = {}
         for chain, values in _settings(name, series, runs).items():
@@ -383,6 +390,22 @@ def check_runs(runs: Runs) -> tuple[list[Issue], list[str]]:
     low = {i: x for i, x in rates.items() if x is not None and x < _ACCEPTANCE}
     if low:
         found.append(_issue("rejected", rate=min(low.values()), chains=_chains(low)))
+    errors = {i: r.energy_error for i, r in known.items()}
+    large = {
+        i: x for i, x in errors.items() if x is not None and x > _MOST_ENERGY_ERROR
+    }
+    if large:
+        worst = max(large.values())
+        factor = (_ENERGY_ERROR / worst) ** (1 / 3)
+        found.append(
+            _issue(
+                "energy error",
+                error=worst,
+                chains=_chains(large),
+                usual=_ENERGY_ERROR,
+                factor=factor,
+            )
+        )
     observed = {i for i, r in known.items() if r.tensors or _has_none(r.sampler)}
     chains = _chains([i for i in runs if i not in observed][:6])
     some = f"temperatures of {chains} (no monitor has observed them)"

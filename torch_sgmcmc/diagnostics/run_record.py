@@ -66,6 +66,8 @@ class RunRecord:
     #: The rate of accepted proposals; None for samplers without.
     acceptance: float | None = None
     num_divergences: int | None = None
+    #: The mean square of a step's energy error per dimension; None if not measured.
+    energy_error: float | None = None
     #: Number of observations, and the temperatures by tensor.
     num_observed: int = 0
     tensors: Mapping[str, Temperatures] = field(default_factory=dict)
@@ -150,6 +152,7 @@ class RunRecorder:
         if temperature is None:
             temperature = group["temperature"]
         acceptance = getattr(sampler, "acceptance_rate", None)
+        error = getattr(sampler, "energy_error", None)
         return RunRecord(
             sampler=kind_of(sampler),
             temperature=float(temperature),
@@ -157,6 +160,7 @@ class RunRecorder:
             num_skipped=sampler.num_skipped,
             acceptance=None if acceptance != acceptance else acceptance,
             num_divergences=getattr(sampler, "num_divergences", None),
+            energy_error=None if error != error else error,
             loss_width=self._losses.width,
             losses=tuple(self._losses.means),
             seed=int(sampler.seed),

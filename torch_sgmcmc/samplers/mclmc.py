@@ -139,7 +139,7 @@ class MCLMC(PreconditionedSampler):
         why_equal="the direction is one unit vector over all groups",
         # Empty before and after tuning.
         progress={"tuning": []},
-        traits=Traits(motion=Motion.NONE, pull=lambda m: (1 + m) / 2),
+        traits=Traits(motion=Motion.NONE, pull=lambda m: (1 + m) / 2, finds_lr=True),
     )
     _PRECONDITIONED = Operator("mclmc_step_")  # whose list of them is optional
 
@@ -283,7 +283,8 @@ class MCLMC(PreconditionedSampler):
     def _turn(self, context: StepContext, work: list[TensorLists]) -> Tensor:
         """Draws the step's noise and sets its turn; returns the new energy record."""
         first, scratch = context.groups[0], self._scratch
-        chains, sums = first["num_chains"] or 1, list[Tensor]()
+        chains = first["num_chains"] or 1
+        sums: list[Tensor] = []
         stream = {"purpose": _C.Purpose.UPDATE, **context.noise()}
         for lists in work:
             group, params, grads, offsets = lists
@@ -310,7 +311,7 @@ class MCLMC(PreconditionedSampler):
             scratch.energy_on(total.device, chains, Tuning.carried(first["tuning"])),
             step_size=_step_size(first, dimension),
             momentum=first["momentum"],
-            dimension=float(dimension),
+            dimension=dimension,
             scale=first["num_data"] / first["temperature"],
         )
         for known in scratch.turns.values():
