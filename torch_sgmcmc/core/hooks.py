@@ -16,7 +16,15 @@ from torch_sgmcmc.core.hyperparams import (
     noise_estimate,
 )
 from torch_sgmcmc.core.spec import SamplerSpec
-from torch_sgmcmc.core.state import PRIOR_MEAN, check_records, restore_given
+from torch_sgmcmc.core.state import (
+    PRECONDITIONER,
+    PRIOR_MEAN,
+    check_records,
+    check_saved_diagonal,
+    is_preconditioned,
+    preconditioners_of,
+    restore_given,
+)
 from torch_sgmcmc.core.step_plan import Operator
 
 
@@ -24,6 +32,8 @@ class Hooks(Optimizer):
     """The methods that a sampler overrides, with their defaults from its spec."""
 
     _SPEC: ClassVar[SamplerSpec]
+    #: The operator with preconditioners (preconditioner.py), if there is one.
+    _PRECONDITIONED: ClassVar[Operator | None] = None
     #: Data of this process, not saved.
     _context: StepContext
     #: Whether the constructor has added all groups.
@@ -60,6 +70,8 @@ class Hooks(Optimizer):
 
     def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
         """Raises if a parameter's saved state is invalid."""
+        if self._PRECONDITIONED is not None and PRECONDITIONER in state:
+            check_saved_diagonal(PRECONDITIONER, index, state[PRECONDITIONER], p)
 
     def _check_ranks(self) -> None:
         """Raises if ranks would decide differently."""
@@ -78,8 +90,20 @@ class Hooks(Optimizer):
 
     def _operator_of(self, group: dict[str, Any]) -> Operator:
         """Returns the operator of a group's update."""
-        assert self._SPEC.operator is not None
-        return self._SPEC.operator
+        operator = self._SPEC.operator
+        if self._is_preconditioned(group):
+            operator = self._PRECONDITIONED
+        assert operator is not None
+        return operator
+
+    def _is_preconditioned(self, group: dict[str, Any]) -> bool:
+        """Returns whether the user has given a group's preconditioners."""
+        context = self.__dict__.get("_context")
+        if self._PRECONDITIONED is None or context is None or not context.given:
+            return False
+        # A new or loaded group is checked before it is the sampler's.
+        is_own = any(group is each for each in self.param_groups)
+        return is_own and is_preconditioned(self.state, group)
 
     def _operator_numbers(self, group: dict[str, Any]) -> dict[str, Any]:
         """Returns numbers that replace the group's as arguments of the operator."""
@@ -107,7 +131,10 @@ class Hooks(Optimizer):
         Returns:
             The state lists that the operator takes, in its row's order.
         """
-        return self._operator_of(work.group).prepare(context, work)
+        lists = self._operator_of(work.group).prepare(context, work)
+        if self._is_preconditioned(work.group):
+            lists.insert(-1, preconditioners_of(context, work.params))
+        return lists
 
     def _prepare_all(self, context: StepContext, work: list[TensorLists]) -> list[Any]:
         """Calls :meth:`_prepare` for all lists, for checks that concern several."""

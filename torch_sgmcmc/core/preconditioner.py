@@ -13,25 +13,24 @@ G is a parameter's state from the user, as a mass is. A parameter without has G 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from torch_sgmcmc.core.context import StepContext, TensorLists, context_of, state_dtype
+from torch_sgmcmc.core.context import StepContext, context_of
 from torch_sgmcmc.core.groups import fill_state
 from torch_sgmcmc.core.hyperparams import least_root
 from torch_sgmcmc.core.ops import sum_of_squares
 from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.state import (
     PRECONDITIONER,
-    check_saved_diagonal,
     diagonals,
+    is_preconditioned,
     note_given,
     root,
 )
-from torch_sgmcmc.core.step_plan import Operator
 
 #: The key of V, from which a burn-in's G follows.
 _SQUARES = "square_average"
@@ -110,11 +109,6 @@ def _divide_by_mean(roots: list[Tensor], num_chains: int | None) -> None:
             part.square_().mul_(numel / total)
 
 
-def is_preconditioned(state: Mapping[Any, Any], group: Mapping[str, Any]) -> bool:
-    """Returns whether a parameter of a sampler's group has a preconditioner."""
-    return any(PRECONDITIONER in state.get(p, ()) for p in group["params"])
-
-
 def with_relaxation(
     state: Mapping[Any, Any], group: Mapping[str, Any]
 ) -> Mapping[str, Any]:
@@ -137,54 +131,18 @@ def root_preconditioners(
     return [root(context, state[PRECONDITIONER]) for state in states]
 
 
-class PreconditionedSampler(Sampler):
-    """A sampler that takes a frozen preconditioner; see the Note above."""
-
-    #: The operator of the update with G, whose lists are momenta, G and masters.
-    _PRECONDITIONED: ClassVar[Operator]
-
-    def _precondition(self, given: Optimizer | Iterable[Tensor | float] | None) -> None:
-        """Sets G, at the end of the constructor."""
-        if given is None:
-            return
-        context = context_of(self)
-        new = preconditioners(given, context.params)
-        context.clear_blank_state()
-        for p, g in zip(context.params, new, strict=True):
-            self.state[p][PRECONDITIONER] = g
-        note_given(context)
-        for group in self.param_groups:
-            self._check_group(group)
-        fill_state(self)
-
-    def _is_preconditioned(self, group: Mapping[str, Any]) -> bool:
-        context = self.__dict__.get("_context")
-        if context is None or not context.given:
-            return False
-        # A new or loaded group is checked before it is the sampler's.
-        is_own = any(group is each for each in self.param_groups)
-        return is_own and is_preconditioned(self.state, group)
-
-    def _operator_of(self, group: dict[str, Any]) -> Operator:
-        if self._is_preconditioned(group):
-            return self._PRECONDITIONED
-        return super()._operator_of(group)
-
-    def _preconditioners(self, context: StepContext, work: TensorLists) -> list[Tensor]:
-        """Returns G of a group's parameters, 1 where one lacks it; else nothing."""
-        if not self._is_preconditioned(work.group):
-            return []
-        for p in work.params:
-            if PRECONDITIONER not in context.state[p]:
-                ones = torch.ones_like(p, dtype=state_dtype(p))
-                context.create(p, PRECONDITIONER, ones)
-        return [context.state[p][PRECONDITIONER] for p in work.params]
-
-    def _prepare(self, context: StepContext, work: TensorLists) -> Any:
-        own = self._preconditioners(context, work)
-        lists = super()._prepare(context, work)
-        return [lists[0], own, lists[1]] if own else lists
-
-    def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
-        if PRECONDITIONER in state:
-            check_saved_diagonal(PRECONDITIONER, index, state[PRECONDITIONER], p)
+def precondition(
+    sampler: Sampler, given: Optimizer | Iterable[Tensor | float] | None
+) -> None:
+    """Sets G, at the end of a sampler's constructor."""
+    if given is None:
+        return
+    context = context_of(sampler)
+    new = preconditioners(given, context.params)
+    context.clear_blank_state()
+    for p, g in zip(context.params, new, strict=True):
+        sampler.state[p][PRECONDITIONER] = g
+    note_given(context)
+    for group in sampler.param_groups:
+        sampler._check_group(group)
+    fill_state(sampler)

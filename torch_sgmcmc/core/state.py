@@ -477,6 +477,20 @@ def diagonals(
     ]
 
 
+def is_preconditioned(state: Mapping[Any, Any], group: Mapping[str, Any]) -> bool:
+    """Returns whether a parameter of a sampler's group has a preconditioner."""
+    return any(PRECONDITIONER in state.get(p, ()) for p in group["params"])
+
+
+def preconditioners_of(context: StepContext, params: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the parameters' preconditioners, 1 where one lacks it."""
+    for p in params:
+        if PRECONDITIONER not in context.state[p]:
+            ones = torch.ones_like(p, dtype=state_dtype(p))
+            context.create(p, PRECONDITIONER, ones)
+    return [context.state[p][PRECONDITIONER] for p in params]
+
+
 def check_saved_diagonal(name: str, index: int, value: Tensor, p: Tensor) -> None:
     """Raises if the saved diagonal of a parameter is out of range in its precision."""
     if not _is_positive(value.to(state_dtype(p))):

@@ -13,9 +13,10 @@ from torch.nn import functional as F
 
 from torch_sgmcmc.core import utils
 from torch_sgmcmc.core.context import kind_of
-from torch_sgmcmc.core.preconditioner import is_preconditioned, with_relaxation
+from torch_sgmcmc.core.preconditioner import with_relaxation
 from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import Motion, traits_of
+from torch_sgmcmc.core.state import is_preconditioned
 from torch_sgmcmc.data import one_gradient_a_step
 from torch_sgmcmc.diagnostics import setup_gradients as gradients
 from torch_sgmcmc.diagnostics import setup_issues as issues

@@ -10,13 +10,14 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from torch_sgmcmc.core.hyperparams import check_noise_estimate
-from torch_sgmcmc.core.preconditioner import PreconditionedSampler
+from torch_sgmcmc.core.preconditioner import precondition
+from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import Motion, SamplerSpec, Traits
 from torch_sgmcmc.core.state import PRECONDITIONER
 from torch_sgmcmc.core.step_plan import Operator
 
 
-class BAOA(PreconditionedSampler):
+class BAOA(Sampler):
     r"""BAOA, SGHMC with an exact friction step (Leimkuhler and Matthews 2013).
 
     Replaces :class:`SGHMC` and ``torch.optim.SGD(params, lr, momentum)``. The
@@ -107,7 +108,7 @@ class BAOA(PreconditionedSampler):
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(**self._SPEC.arguments(locals()))
-        self._precondition(preconditioner)
+        precondition(self, preconditioner)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)

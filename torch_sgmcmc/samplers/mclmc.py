@@ -20,11 +20,13 @@ from torch_sgmcmc.core.context import (
     state_dtype,
 )
 from torch_sgmcmc.core.ops import gaussian_, mclmc_sums, mclmc_turn
-from torch_sgmcmc.core.preconditioner import PreconditionedSampler
+from torch_sgmcmc.core.preconditioner import precondition
+from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import Motion, SamplerSpec, Traits
 from torch_sgmcmc.core.state import (
     PRECONDITIONER,
     check_not_capturing,
+    preconditioners_of,
     prior_of,
     start_masters,
 )
@@ -37,7 +39,7 @@ from torch_sgmcmc.samplers.mclmc_tuning import MEANS, Tuning
 _NO_ERRORS = (math.nan, 0.0, 0.0, 0.0)
 
 
-class MCLMC(PreconditionedSampler):
+class MCLMC(Sampler):
     r"""Microcanonical Langevin Monte Carlo (Robnik, De Luca, Silverstein, Seljak 2023).
 
     Replaces ``torch.optim.SGD(params, lr, momentum)`` for full-batch gradients: steps
@@ -164,7 +166,7 @@ class MCLMC(PreconditionedSampler):
     ) -> None:
         super().__init__(**self._SPEC.arguments(locals()))
         self._scratch = _Scratch()
-        self._precondition(preconditioner)
+        precondition(self, preconditioner)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -250,8 +252,12 @@ class MCLMC(PreconditionedSampler):
         noise = [self._scratch.noise_of(p) for p in params]
         turn = self._scratch.turn_on(params[0].device, group["num_chains"] or 1)
         masters = start_masters(context, params)
-        own = self._preconditioners(context, work)
-        return [directions, noise, [turn] * len(params), own, masters]
+        turns, own = [turn] * len(params), self._preconditioners(context, work)
+        return [directions, noise, turns, own, masters]
+
+    def _preconditioners(self, context: StepContext, work: TensorLists) -> list[Tensor]:
+        is_given = self._is_preconditioned(work.group)
+        return preconditioners_of(context, work.params) if is_given else []
 
     def _prepare_all(self, context: StepContext, work: list[TensorLists]) -> list[Any]:
         dimension = sum(context.numel(p) for lists in work for p in lists.params)

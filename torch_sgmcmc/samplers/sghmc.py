@@ -16,9 +16,15 @@ from torch_sgmcmc.core import hyperparams
 from torch_sgmcmc.core.context import StepContext, TensorLists, blank, state_dtype
 from torch_sgmcmc.core.ops import gradient_variance_
 from torch_sgmcmc.core.parameters import check_fits
-from torch_sgmcmc.core.preconditioner import PreconditionedSampler
+from torch_sgmcmc.core.preconditioner import precondition
+from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import Motion, SamplerSpec, Traits
-from torch_sgmcmc.core.state import PRECONDITIONER, start_masters, start_momenta
+from torch_sgmcmc.core.state import (
+    PRECONDITIONER,
+    preconditioners_of,
+    start_masters,
+    start_momenta,
+)
 from torch_sgmcmc.core.step_plan import Operator
 
 _FRICTION = "1 - momentum"
@@ -27,7 +33,7 @@ _FRICTION = "1 - momentum"
 _ONLINE = {"grad_variance": Tensor, "num_grads": int, "previous_grad": Tensor}
 
 
-class SGHMC(PreconditionedSampler):
+class SGHMC(Sampler):
     r"""Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin 2014).
 
     Swap it in for ``torch.optim.SGD(params, lr, momentum)``: both numbers keep their
@@ -141,7 +147,7 @@ class SGHMC(PreconditionedSampler):
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(**self._SPEC.arguments(locals()))
-        self._precondition(preconditioner)
+        precondition(self, preconditioner)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -184,11 +190,13 @@ class SGHMC(PreconditionedSampler):
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Returns momenta, gradient variances (empty unless used) or G, and masters."""
         group, params, _, offsets = work
-        statistics = self._preconditioners(context, work)
+        statistics: list[Tensor] = []
         stationary = group["initial_momentum"] == "stationary"
         start_momenta(context, group, params, offsets, stationary=stationary)
         if group["noise_estimate"] == "online":
             statistics = self._observe_gradients(context, work)
+        elif self._is_preconditioned(group):
+            statistics = preconditioners_of(context, params)
         momenta = [self.state[p]["momentum"] for p in params]
         return momenta, statistics, start_masters(context, params)
 
