@@ -70,8 +70,8 @@ struct CudaReducer {
                          const std::vector<int64_t>& rows, int64_t num_chains,
                          Tensor& out) {
     for (size_t i = 0; i < rows.size(); ++i) {
-      ReduceSegments(plan.device_index(), {plan.segments()[i]}, map,
-                     num_chains, out, RowOf<Map>(out, rows[i], num_chains));
+      ReduceSegments(plan.device_index(), {plan.segments()[i]}, map, num_chains,
+                     out, RowOf<Map>(out, rows[i], num_chains));
     }
   }
 

@@ -19,6 +19,23 @@
 namespace torch_sgmcmc {
 namespace {
 
+// Draws the noise of these parameters; returns the products of a step.
+at::Tensor SumsOf(const TensorLists& lists, int64_t chains) {
+  const NoiseKey key = KeyOf(lists);
+  gaussian_(lists.state[1], /*std=*/1.0, key.offsets, key.seed, key.step,
+            static_cast<int64_t>(Purpose::kUpdate), key.device_step,
+            /*rows=*/std::nullopt, key.num_chains);
+  const OptionValues& options = *lists.options;
+  Tensors positions = lists.params;
+  auto master = lists.masters.begin();
+  for (at::Tensor& position : positions) {
+    if (HasMaster(position)) position = *master++;
+  }
+  return mclmc_sums(lists.grads, positions, lists.state[0], lists.state[1], {},
+                    options.num_data(), options.prior_precision(), chains,
+                    options.prior_mean(), MeansOf(lists.prior_means));
+}
+
 class MCLMCImpl : public SamplerImpl {
  public:
   MCLMCImpl() : SamplerImpl("mclmc_step_") {
@@ -61,8 +78,6 @@ class MCLMCImpl : public SamplerImpl {
   void parameters_changed() override { noise_.clear(); }
 
  private:
-  at::Tensor sums_of(const TensorLists& lists, int64_t chains);
-
   // By the parameter's TensorImpl.
   std::unordered_map<const void*, at::Tensor> noise_;
   // The chains' records of energy errors, before and after the step
@@ -99,23 +114,6 @@ void MCLMCImpl::prepare(TensorLists& lists) {
             /*rows=*/std::nullopt, key.num_chains);
 }
 
-// Draws the noise of these parameters; returns the products of a step.
-at::Tensor MCLMCImpl::sums_of(const TensorLists& lists, int64_t chains) {
-  const NoiseKey key = KeyOf(lists);
-  gaussian_(lists.state[1], /*std=*/1.0, key.offsets, key.seed, key.step,
-            static_cast<int64_t>(Purpose::kUpdate), key.device_step,
-            /*rows=*/std::nullopt, key.num_chains);
-  const OptionValues& options = *lists.options;
-  Tensors positions = lists.params;
-  auto master = lists.masters.begin();
-  for (at::Tensor& position : positions) {
-    if (HasMaster(position)) position = *master++;
-  }
-  return mclmc_sums(lists.grads, positions, lists.state[0], lists.state[1], {},
-                    options.num_data(), options.prior_precision(), chains,
-                    options.prior_mean(), MeansOf(lists.prior_means));
-}
-
 void MCLMCImpl::prepare_all(std::vector<TensorLists>& lists) {
   SamplerImpl::prepare_all(lists);
   if (lists.empty()) return;
@@ -125,7 +123,7 @@ void MCLMCImpl::prepare_all(std::vector<TensorLists>& lists) {
   Tensors all;
   for (const TensorLists& each : lists) {
     for (const at::Tensor& param : each.params) numel += param.numel();
-    all.push_back(sums_of(each, chains));
+    all.push_back(SumsOf(each, chains));
     all.back() = all.back().to(all[0].device());
   }
   const at::Tensor sums = at::cat(all);

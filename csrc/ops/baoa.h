@@ -30,12 +30,9 @@ inline double BAOAFriction(double momentum) {
 }
 
 template <class Real>
-class BAOAUpdate : public PosteriorGradient<Real> {
+class BAOAMove : public PosteriorGradient<Real> {
  public:
-  static constexpr std::array<Role, 4> kRoles = {
-      Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
-
-  explicit BAOAUpdate(const auto& number)
+  explicit BAOAMove(const auto& number)
       : PosteriorGradient<Real>(number),
         minus_lr_(static_cast<Real>(-number("lr"))),
         momentum_(static_cast<Real>(number("momentum"))),
@@ -48,10 +45,6 @@ class BAOAUpdate : public PosteriorGradient<Real> {
   }
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
-
-  SG_INLINE void operator()(Real (&x)[4], Real xi) const {
-    Move(x, this->Gradient(x[0], x[3], x[1]), xi);
-  }
 
  protected:
   SG_INLINE void Move(auto& x, Real g, Real xi) const {
@@ -67,16 +60,29 @@ class BAOAUpdate : public PosteriorGradient<Real> {
   Real noise_scale_;
 };
 
+template <class Real>
+class BAOAUpdate : public BAOAMove<Real> {
+ public:
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
+
+  using BAOAMove<Real>::BAOAMove;
+
+  SG_INLINE void operator()(Real (&x)[4], Real xi) const {
+    this->Move(x, this->Gradient(x[0], x[3], x[1]), xi);
+  }
+};
+
 // The same in the coordinates theta / sqrt(G), with a number G > 0 for each
 // coordinate: lr G g, and sqrt(G) in the noise.
 template <class Real>
-class BAOAPreconditionedUpdate : public BAOAUpdate<Real> {
+class BAOAPreconditionedUpdate : public BAOAMove<Real> {
  public:
   static constexpr std::array<Role, 5> kRoles = {
       Role::kParameter, Role::kGradient, Role::kState, Role::kStatistic,
       Role::kPriorMean};
 
-  using BAOAUpdate<Real>::BAOAUpdate;
+  using BAOAMove<Real>::BAOAMove;
 
   SG_INLINE void operator()(Real (&x)[5], Real xi) const {
     const Real g = this->Gradient(x[0], x[4], x[1]);

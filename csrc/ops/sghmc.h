@@ -75,12 +75,9 @@ struct SGHMCCoefficients {
 };
 
 template <class Real>
-class SGHMCUpdate : public PosteriorGradient<Real> {
+class SGHMCMove : public PosteriorGradient<Real> {
  public:
-  static constexpr std::array<Role, 4> kRoles = {
-      Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
-
-  explicit SGHMCUpdate(const SGHMCCoefficients& c)
+  explicit SGHMCMove(const SGHMCCoefficients& c)
       : PosteriorGradient<Real>(c.weight_decay, c.prior_mean),
         minus_lr_(static_cast<Real>(-c.lr)),
         momentum_(static_cast<Real>(c.momentum * c.momentum_scale)),
@@ -89,10 +86,6 @@ class SGHMCUpdate : public PosteriorGradient<Real> {
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
   SG_HOST_DEVICE bool skips(uint64_t step) const { return filter_.Skips(step); }
-
-  SG_INLINE void operator()(Real (&x)[4], Real xi) const {
-    Move(x, this->Gradient(x[0], x[3], x[1]), xi);
-  }
 
  protected:
   SG_INLINE void Move(auto& x, Real g, Real xi) const {
@@ -105,6 +98,19 @@ class SGHMCUpdate : public PosteriorGradient<Real> {
   Real momentum_;
   Real noise_scale_;
   EveryKSteps filter_;
+};
+
+template <class Real>
+class SGHMCUpdate : public SGHMCMove<Real> {
+ public:
+  static constexpr std::array<Role, 4> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState, Role::kPriorMean};
+
+  using SGHMCMove<Real>::SGHMCMove;
+
+  SG_INLINE void operator()(Real (&x)[4], Real xi) const {
+    this->Move(x, this->Gradient(x[0], x[3], x[1]), xi);
+  }
 };
 
 // The same with the gradient's variance known for each coordinate.
@@ -146,14 +152,14 @@ class SGHMCNoiseAwareUpdate : public PosteriorGradient<Real> {
 // The same in the coordinates theta / sqrt(G), with a number G > 0 for each
 // coordinate: lr G g, and sqrt(G) in the noise.
 template <class Real>
-class SGHMCPreconditionedUpdate : public SGHMCUpdate<Real> {
+class SGHMCPreconditionedUpdate : public SGHMCMove<Real> {
  public:
   static constexpr std::array<Role, 5> kRoles = {
       Role::kParameter, Role::kGradient, Role::kState, Role::kStatistic,
       Role::kPriorMean};
 
   explicit SGHMCPreconditionedUpdate(const auto& number)
-      : SGHMCUpdate<Real>(SGHMCCoefficients(number)) {}
+      : SGHMCMove<Real>(SGHMCCoefficients(number)) {}
 
   SG_INLINE void operator()(Real (&x)[5], Real xi) const {
     const Real g = this->Gradient(x[0], x[4], x[1]);
