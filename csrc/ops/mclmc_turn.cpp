@@ -10,7 +10,7 @@ Turn MakeTurn(Tensor sums, Tensor energy, double step_size, double momentum,
               int64_t dimension, double scale) {
   const TurnNumbers n{step_size, momentum, static_cast<double>(dimension),
                       scale};
-  const int64_t chains = ChainsOfTurn(sums, energy, n);
+  const int64_t chains = ChainsOfTurn(sums, energy, n, dimension);
   Turn result = NewTurn(sums, chains);
   const auto at = [](Tensor& t) { return static_cast<double*>(t.data_ptr()); };
   for (int64_t k = 0; k < chains; ++k) {

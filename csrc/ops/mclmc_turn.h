@@ -13,7 +13,7 @@ namespace torch_sgmcmc {
 
 // Throws unless both are of one number of chains, on one device.
 inline int64_t ChainsOfTurn(const Tensor& sums, const Tensor& energy,
-                            const TurnNumbers& n) {
+                            const TurnNumbers& n, int64_t dimension) {
   constexpr const char* kOp = "mclmc_turn";
   const auto is_table = [](const Tensor& t, int64_t dim) {
     return t.defined() && t.scalar_type() == ScalarType::Double &&
@@ -29,7 +29,7 @@ inline int64_t ChainsOfTurn(const Tensor& sums, const Tensor& energy,
   }
   CheckNumber(kOp, "step_size", n.step_size, {});
   CheckNumber(kOp, "momentum", n.momentum, {.high = 1});
-  CheckCount(kOp, "dimension", static_cast<int64_t>(n.dimension), 2);
+  CheckCount(kOp, "dimension", dimension, 2);
   CheckNumber(kOp, "scale", n.scale, {.low_open = true});
   return sums.size(2);
 }
