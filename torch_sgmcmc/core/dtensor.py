@@ -160,15 +160,18 @@ def _pieces_of(
     return [
         piece
         for tensor, layout in zip(tensors, layouts, strict=True)
-        for piece in _cut(tensor, layout)
+        for piece in (
+            _cut(local(tensor), layout)
+            if layout is None or is_dtensor(tensor)
+            else [tensor] * len(layout.pieces)  # numbers of chains
+        )
     ]
 
 
 def _cut(tensor: Tensor, layout: Layout | None) -> Iterator[Tensor]:
-    """Yields the pieces of a tensor's local part; numbers of chains are not cut."""
-    own, is_cut = local(tensor), is_dtensor(tensor)
+    """Yields the pieces of a local tensor."""
     for piece in (_WHOLE,) if layout is None else layout.pieces:
-        yield own[piece.part] if is_cut and piece.part is not None else own
+        yield tensor if piece.part is None else tensor[piece.part]
 
 
 def check_shard(cannot: str, p: Any) -> Tensor:
