@@ -49,8 +49,9 @@ import torch_sgmcmc as sg
 CHAINS = 10
 DRAWS = 100  # of each chain
 BURN_IN = 0.5
-# Rows of a gradient, times steps, by default: a quarter of an hour at most.
-WORK, MOST_STEPS = 5e8, 100_000
+# Rows of a gradient, times steps, by default: about a quarter of an hour at most.
+WORK, MOST_STEPS = 4e8, 100_000
+BATCH = 64  # of Adam
 BLOCK = 2048  # rows of which the activations of all chains fit into a cache
 Params = dict[str, Tensor]
 
@@ -181,8 +182,8 @@ class Data:
         if rows is not None:  # [chains, rows]
             blocks = [(self.x[:, rows].transpose(0, 1), self.y[rows])]
         else:
-            parts = self.x.split(BLOCK, 1), self.y.split(BLOCK)
-            blocks = [*zip(*parts, strict=True)]
+            parts = -(-len(self.y) // BLOCK)
+            blocks = [*zip(self.x.chunk(parts, 1), self.y.chunk(parts), strict=True)]
         count, found = sum(y.shape[-1] for _, y in blocks), []
         for x, y in blocks:
             found.append(compiled_sums(params, x, y) / count)
@@ -204,18 +205,19 @@ def data_of(table: Table, split: int, rows: int | None, validate: bool) -> Data:
     return Data(*(part for pair in pairs for part in pair), unit=unit)
 
 
-def warm_start(table: Table, data: Data, seed: int, steps: int) -> Params:
+def warm_start(table: Table, data: Data, seed: int, epochs: int) -> Params:
     """Returns networks that Adam has trained on minibatches of their own."""
     torch.manual_seed(seed)
     base = [network(len(data.x), table.hidden) for _ in range(CHAINS)]
     params, _ = stack_module_state(base)
     count = len(data.y)
+    steps = -(-epochs * count // BATCH)
     # The prior N(0, 1), as a part of a mean loss.
     adam = torch.optim.Adam(params.values(), lr=3e-3, weight_decay=1 / count)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(adam, steps)
     for _ in tqdm(range(steps), "Adam", leave=False):
         adam.zero_grad()
-        data.losses(params, torch.randint(count, (CHAINS, min(64, count))))
+        data.losses(params, torch.randint(count, (CHAINS, BATCH)))
         adam.step()
         schedule.step()
     return params
@@ -243,13 +245,15 @@ class Setting:
         return self.make(groups, prior_precision=prior, **numbers, **given)
 
 
-LEAPS = 50  # of a trajectory
-mclmc = partial(sg.MCLMC, lr=1e-4, momentum=0.99)
+LEAPS = 200  # of a trajectory
+mclmc = partial(sg.MCLMC, lr=4e-4, momentum=0.999)
+tuned = partial(mclmc, energy_variance=0.3)
 SAMPLERS = {
-    "MCLMC": Setting(mclmc, tune=0.2),
-    "MCLMC, priors by layer": Setting(mclmc, tune=0.2, by_layer=True),
-    "BAOA": Setting(partial(sg.BAOA, lr=1e-4, momentum=0.99)),
-    "SGHMC": Setting(partial(sg.SGHMC, lr=1e-4, momentum=0.99)),
+    "MCLMC": Setting(mclmc),
+    "MCLMC, priors by layer": Setting(mclmc, by_layer=True),
+    "MCLMC, tuned": Setting(tuned, tune=0.4),
+    "BAOA": Setting(partial(sg.BAOA, lr=1e-4, momentum=0.999)),
+    "SGHMC": Setting(partial(sg.SGHMC, lr=1e-4, momentum=0.999)),
     "HMC": Setting(partial(sg.HMC, step_size=1e-3, num_steps=LEAPS), tune=0.2),
 }
 
@@ -348,7 +352,7 @@ def results(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields the name and the scores of the start and of each sampler."""
     started = time.process_time()
-    start = warm_start(table, data, seed, arguments.start_steps)
+    start = warm_start(table, data, seed, arguments.epochs)
     with torch.no_grad():
         found = scores_of(data, *outputs(start, data.scored_x))
     yield "start", found | {"seconds": time.process_time() - started}
@@ -384,7 +388,7 @@ def show(title: str, rows: list[dict[str, Any]], published: tuple[str, ...]) -> 
         for name, form in COLUMNS.items():
             values = [row[name] for row in mine if name in row]
             cells.append(f"{statistics.fmean(values):{form}}" if values else "")
-            if len(values) > 1 and name in ("RMSE", "NLL", "mixture"):
+            if len(values) > 1 and name in ("RMSE", "NLL", "mixture", "T_conf"):
                 error = statistics.stdev(values) / math.sqrt(len(values))
                 cells[-1] += f" ± {error:{form}}"
         print(f"| {' | '.join(cells)} |")
@@ -401,13 +405,16 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="at most, of training rows")
     parser.add_argument("--splits", type=int, help="at most; runs, where one is known")
     parser.add_argument("--steps", type=int, help="gradients of each chain")
-    parser.add_argument("--start-steps", type=int, default=5000, help="of Adam")
-    names = [*SAMPLERS]
-    parser.add_argument("--samplers", nargs="+", choices=names, default=names)
+    parser.add_argument("--epochs", type=int, default=250, help="of Adam")
+    parser.add_argument(
+        "--samplers", nargs="+", choices=SAMPLERS, help="all; with --csv the first"
+    )
     parser.add_argument("--validate", action="store_true", help="score training rows")
     parser.add_argument("--out", type=Path, help="a file of JSON lines to append to")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.samplers is None:
+        arguments.samplers = [*SAMPLERS][: 1 if arguments.csv else None]
     if arguments.csv:
         chosen = {arguments.csv.name: table_of(arguments.csv)}
     else:
