@@ -88,25 +88,26 @@ def registered():
 
 
 def by_gradients():
-    """Operators like SGLD's, that go by gradients and TARGET; whether by momenta, too.
+    """Operators like SGLD's, that go by gradients and TARGET, and their lists.
 
-    The latter take FRICTION as well.
+    Those with momenta take FRICTION as well.
     """
-    wanted = {
-        False: (["params", "grads", "masters"], {*TARGET}),
-        True: (["params", "grads", "momenta", "masters"], {*TARGET, *FRICTION}),
-    }
-    return {
-        op: with_momenta
-        for op, row in OP_SPECS.items()
-        for with_momenta, (lists, numbers) in wanted.items()
-        if [each["name"] for each in row["lists"]] == lists
-        and {each["name"] for each in row["numbers"]} - {"momentum_scale"} == numbers
-    }
+    found = {}
+    for op, row in OP_SPECS.items():
+        numbers = {each["name"] for each in row["numbers"]} - {"momentum_scale"}
+        lists = [each["name"] for each in row["lists"]]
+        more = lists[2:-1]
+        known = [[], ["momenta"], ["momenta", "preconditioners"]]
+        wanted = {*TARGET, *FRICTION} if more else {*TARGET}
+        is_alike = lists == ["params", "grads", *more, "masters"]
+        if is_alike and more in known and numbers == wanted:
+            found[op] = lists
+    return found
 
 
 def arguments_of(op, p, g, v, masters):
     """Lists and numbers of one of those."""
-    if by_gradients()[op]:
-        return (p, g, v, masters), {**TARGET, **FRICTION}
-    return (p, g, masters), TARGET
+    scales = [0.5 + t.square() for t in v]
+    given = {"params": p, "grads": g, "momenta": v, "preconditioners": scales}
+    lists = tuple({**given, "masters": masters}[name] for name in by_gradients()[op])
+    return lists, {**TARGET, **(FRICTION if "momenta" in by_gradients()[op] else {})}

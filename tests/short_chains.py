@@ -30,7 +30,7 @@ PLAIN = {
 }
 assert "SGLD" in PLAIN
 CLASSES = (
-    *(*ALIKE.values(), sg.SGHMC, sg.PSGLD, sg.SGNHT),
+    *(*ALIKE.values(), sg.SGHMC, sg.MCLMC, sg.PSGLD, sg.SGNHT),
     *(sg.EWSG, sg.HMC, sg.HMCECS, sg.SBPS),
 )
 KINDS = {
@@ -40,6 +40,9 @@ KINDS = {
     "SGHMC online": (sg.SGHMC, {"momentum": 0.5, "noise_estimate": "online"}),
     "SGHMC with means": (sg.SGHMC, {"momentum": 0.8, "resample_momentum_every": 3}),
     "SGHMC capturable": (sg.SGHMC, {"momentum": 0.9, "capturable": True}),
+    "MCLMC": (sg.MCLMC, {"momentum": 0.8}),
+    "MCLMC tuning": (sg.MCLMC, {"tune_steps": 40}),
+    "MCLMC capturable": (sg.MCLMC, {"momentum": 0.8, "capturable": True}),
     "EWSG": (sg.EWSG, {"momentum": 0.9, "index_chain_length": 2}),
     "EWSG overdamped": (sg.EWSG, {"momentum": 0.0, "surrogate": "zero"}),
     "EWSG persistent": (sg.EWSG, {"persistent_index_chain": True}),

@@ -97,7 +97,7 @@ struct Sums {
   }
   // Each tensor's, in these rows of the result.
   void Each(const auto& map, const std::vector<int64_t>& rows) const {
-    Reducer::ReduceEach(plan, map, rows, result);
+    Reducer::ReduceEach(plan, map, rows, call->chains(), result);
   }
   // The same after an update without noise.
   template <template <class> class Update>
@@ -131,7 +131,9 @@ Tensor Sum(const Call& call) {
     sizes = {Op::kSpec.sums};
   }
   Tensor result = torch::stable::new_empty(first[0], sizes, ScalarType::Double);
-  if constexpr (Op::kSpec.sums == kCustom) torch::stable::zero_(result);
+  if constexpr (requires { Op::Sizes(NamedCall<Op>(call)); }) {
+    torch::stable::zero_(result);
+  }
   Op::Reduce(NamedCall<Op>(call),
              Sums<Op, Reducer>{plan, NamedCall<Op>(call), result});
   plan.Finish();

@@ -67,10 +67,11 @@ struct CudaReducer {
 
   template <class Map>
   static void ReduceEach(const Plan& plan, const Map& map,
-                         const std::vector<int64_t>& rows, Tensor& out) {
+                         const std::vector<int64_t>& rows, int64_t num_chains,
+                         Tensor& out) {
     for (size_t i = 0; i < rows.size(); ++i) {
       ReduceSegments(plan.device_index(), {plan.segments()[i]}, map,
-                     /*num_chains=*/1, out, RowOf<Map>(out, rows[i]));
+                     num_chains, out, RowOf<Map>(out, rows[i], num_chains));
     }
   }
 

@@ -227,9 +227,9 @@ void ReduceOnCpu(const std::vector<Segment>& segments, const Map& map,
 }
 
 template <class Map>
-double* RowOf(Tensor& out, int64_t row) {
+double* RowOf(Tensor& out, int64_t row, int64_t num_chains) {
   return static_cast<double*>(out.data_ptr()) +
-         row * static_cast<int64_t>(kSums<Map>);
+         row * static_cast<int64_t>(kSums<Map>) * num_chains;
 }
 
 struct CpuReducer {
@@ -244,10 +244,11 @@ struct CpuReducer {
   // Writes the sums of the plan's i-th tensor alone to row rows[i] of `out`.
   template <class Map>
   static void ReduceEach(const Plan& plan, const Map& map,
-                         const std::vector<int64_t>& rows, Tensor& out) {
+                         const std::vector<int64_t>& rows, int64_t num_chains,
+                         Tensor& out) {
     for (size_t i = 0; i < rows.size(); ++i) {
-      ReduceOnCpu({plan.segments()[i]}, map,
-                  /*num_chains=*/1, RowOf<Map>(out, rows[i]));
+      ReduceOnCpu({plan.segments()[i]}, map, num_chains,
+                  RowOf<Map>(out, rows[i], num_chains));
     }
   }
 

@@ -127,6 +127,9 @@ inline constexpr RowOperator<SBPSSumsOfLine> sbps_line_sums;
 inline constexpr RowOperator<SBPSSumsOfReflection> sbps_reflection_sums;
 inline constexpr RowOperator<SBPSSumOfPreconditioner> sbps_preconditioner_sum;
 inline constexpr RowOperator<SumOfSquares> sum_of_squares;
+inline constexpr RowOperator<MCLMCSums> mclmc_sums;
+inline constexpr Operator<"mclmc_turn", std::tuple<at::Tensor, at::Tensor>(
+    OneTensor, OneTensor, double, double, double, double)> mclmc_turn;
 inline constexpr Operator<"metropolis_decide", at::Tensor(OneTensor, int64_t,
     int64_t, int64_t, int64_t)> metropolis_decide;
 inline constexpr Operator<"select_chains_", void(SomeTensors, SomeTensors,

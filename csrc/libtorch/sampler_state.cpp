@@ -78,7 +78,7 @@ void RefusePythonOnlyState(const StateDict& dict) {
     const StateDict state = entry.value();
     if (state.contains("sensitivity")) RefusePythonOnly("PSGLD with Γ");
     if (state.contains("preconditioner") && !state.contains("square_average")) {
-      RefusePythonOnly("SBPS with a given preconditioner");
+      RefusePythonOnly("a sampler with a given preconditioner");
     }
   }
 }

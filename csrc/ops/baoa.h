@@ -50,7 +50,11 @@ class BAOAUpdate : public PosteriorGradient<Real> {
   SG_HOST_DEVICE bool needs_noise() const { return noise_scale_ != 0; }
 
   SG_INLINE void operator()(Real (&x)[4], Real xi) const {
-    const Real g = this->Gradient(x[0], x[3], x[1]);
+    Move(x, this->Gradient(x[0], x[3], x[1]), xi);
+  }
+
+ protected:
+  SG_INLINE void Move(auto& x, Real g, Real xi) const {
     const Real kicked = Fma(minus_lr_, g, momentum_scale_ * x[2]);
     x[2] = Fma(momentum_, kicked, noise_scale_ * xi);
     x[0] = Fma(Real(0.5), kicked + x[2], x[0]);
@@ -61,6 +65,23 @@ class BAOAUpdate : public PosteriorGradient<Real> {
   Real momentum_;
   Real momentum_scale_;  // f
   Real noise_scale_;
+};
+
+// The same in the coordinates theta / sqrt(G), with a number G > 0 for each
+// coordinate: lr G g, and sqrt(G) in the noise.
+template <class Real>
+class BAOAPreconditionedUpdate : public BAOAUpdate<Real> {
+ public:
+  static constexpr std::array<Role, 5> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState, Role::kStatistic,
+      Role::kPriorMean};
+
+  using BAOAUpdate<Real>::BAOAUpdate;
+
+  SG_INLINE void operator()(Real (&x)[5], Real xi) const {
+    const Real g = this->Gradient(x[0], x[4], x[1]);
+    this->Move(x, x[3] * g, SquareRoot(x[3]) * xi);
+  }
 };
 
 struct BAOAStep : UpdatedBy<BAOAUpdate> {
@@ -81,6 +102,19 @@ struct BAOAStep : UpdatedBy<BAOAUpdate> {
            " (must not exceed the friction 2 (1 - momentum) / (1 + momentum)"
            " = " +
            std::to_string(friction) + ")";
+  }
+};
+
+struct BAOAPreconditionedStep : UpdatedBy<BAOAPreconditionedUpdate> {
+  static constexpr OpSpec kSpec = {
+      .op = "baoa_preconditioned_step_",
+      .lists = {args::kParams, args::kGrads, args::kMomenta,
+                args::kPreconditioners, args::kMasterList},
+      .numbers = BAOAStep::kSpec.numbers,
+      .noise = Noise::kUpdate,
+      .has_prior_mean = true};
+  static std::string Refusal(const auto& call) {
+    return BAOAStep::Refusal(call);
   }
 };
 

@@ -34,7 +34,7 @@ template <bool is_scaled>
 class MCLMCProducts {
  public:
   static constexpr std::array<Role, 6> kRoles = {
-      Role::kGradient,  Role::kGradient,  Role::kStatistic,
+      Role::kGradient,  Role::kStatistic, Role::kStatistic,
       Role::kStatistic, Role::kStatistic, Role::kPriorMean};
   static constexpr std::array<bool, 6> kReads = {true, true,      true,
                                                  true, is_scaled, true};
@@ -46,7 +46,7 @@ class MCLMCProducts {
 
   // g.g, u.g, u.u, u.z, g.z, z.z
   SG_INLINE std::array<double, 6> operator()(const double (&x)[6]) const {
-    double g = x[1] + weight_decay_ * (x[0] - x[5]);
+    double g = x[0] + weight_decay_ * (x[1] - x[5]);
     if constexpr (is_scaled) g *= sqrt(x[4]);
     const double u = x[2];
     const double z = x[3];
@@ -61,22 +61,24 @@ class MCLMCProducts {
 struct MCLMCSums {
   static constexpr OpSpec kSpec = {
       .op = "mclmc_sums",
-      .lists = {{"params", Role::kGradient},
-                args::kGrads,
+      .lists = {args::kGrads,
+                {"positions", Role::kStatistic},
                 {"directions", Role::kStatistic},
                 {"noise", Role::kStatistic},
                 {"preconditioners", Role::kStatistic, /*is_optional=*/true}},
       .numbers = {args::kNumData, args::kPriorPrecision, args::kNumChains},
       .has_prior_mean = true,
       .sums = kForEachChain};
+  // Of each tensor, so that sums do not depend on param groups.
   static std::vector<int64_t> Sizes(const auto& call) {
-    return {6, call->chains()};
+    return {static_cast<int64_t>(call.list("grads").size()), 6, call->chains()};
   }
-  static void Reduce(const auto& call, const auto& sum) {
+  static void Reduce(const auto& call, const auto& sums) {
+    const std::vector<int64_t> rows = RowsOfTensors(call.list("grads"));
     if (call.list("preconditioners").empty()) {
-      sum(MCLMCProducts<false>(call));
+      sums.Each(MCLMCProducts<false>(call), rows);
     } else {
-      sum(MCLMCProducts<true>(call));
+      sums.Each(MCLMCProducts<true>(call), rows);
     }
   }
 };
@@ -127,31 +129,35 @@ struct Products {
   }
 };
 
-// The step of one chain, from its sums. `energy` gets the new record; both stay
-// as they are without finite sums.
-SG_HOST_DEVICE inline void TurnChain(const TurnNumbers& n, const double* sums,
-                                     int64_t stride, const double* before,
-                                     double* turn, double* energy) {
+// The step of one chain, from its sums over each of `tensors`. `energy` gets
+// the new record, or the old one without finite sums.
+SG_HOST_DEVICE inline void TurnChain(const TurnNumbers& n, const double* of,
+                                     int64_t tensors, int64_t chains,
+                                     const double* before, double* turn,
+                                     double* energy) {
+  double sums[6] = {};
+  for (int64_t i = 0; i < 6 * tensors; ++i) sums[i % 6] += of[i * chains];
   const double gg = sums[0];
-  const double uu = sums[2 * stride];
+  const double uu = sums[2];
   const double g_norm = sqrt(gg);
   const double u_norm = sqrt(uu);
   const double size = n.scale * g_norm;
   const bool turns = g_norm > 0;
   // e = -g / |g|.
   const double to_e = turns ? -1 / g_norm : 0;
-  const Products of{sums[stride] * to_e / u_norm, sums[3 * stride] / u_norm,
-                    sums[4 * stride] * to_e, sums[5 * stride]};
+  const Products products{sums[1] * to_e / u_norm, sums[3] / u_norm,
+                          sums[4] * to_e, sums[5]};
   const double t = turns ? n.step_size * size / (2 * (n.dimension - 1)) : 0;
   double second = 0;  // turn of the step before
   double first = 0;
   Combination u{1, 0, 0};
-  const double arrival = -of.ue * size;  // u . G
-  if (turns) u = of.Turned(u, t, &second);
+  const double arrival = -products.ue * size;  // u . G
+  if (turns) u = products.Turned(u, t, &second);
   const double fresh = sqrt((1 - n.momentum) * (1 + n.momentum) / n.dimension);
-  u = of.Unit({n.momentum * u.x, n.momentum * u.y, n.momentum * u.w + fresh});
-  if (turns) u = of.Turned(u, t, &first);
-  const double departure = -of.Dot(u, {0, 1, 0}) * size;
+  u = products.Unit(
+      {n.momentum * u.x, n.momentum * u.y, n.momentum * u.w + fresh});
+  if (turns) u = products.Turned(u, t, &first);
+  const double departure = -products.Dot(u, {0, 1, 0}) * size;
   turn[0] = u.x / u_norm;
   turn[1] = u.y * to_e;
   turn[2] = u.w;

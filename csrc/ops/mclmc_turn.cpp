@@ -13,7 +13,8 @@ Turn MakeTurn(Tensor sums, Tensor energy, double step_size, double momentum,
   Turn result = NewTurn(sums, chains);
   const auto at = [](Tensor& t) { return static_cast<double*>(t.data_ptr()); };
   for (int64_t k = 0; k < chains; ++k) {
-    TurnChain(n, at(sums) + k, chains, at(energy) + k * kEnergyNumbers,
+    TurnChain(n, at(sums) + k, sums.size(0), chains,
+              at(energy) + k * kEnergyNumbers,
               at(std::get<0>(result)) + k * kTurnNumbers,
               at(std::get<1>(result)) + k * kEnergyNumbers);
   }

@@ -15,23 +15,23 @@ namespace torch_sgmcmc {
 inline int64_t ChainsOfTurn(const Tensor& sums, const Tensor& energy,
                             const TurnNumbers& n) {
   constexpr const char* kOp = "mclmc_turn";
-  const auto is_table = [](const Tensor& t) {
+  const auto is_table = [](const Tensor& t, int64_t dim) {
     return t.defined() && t.scalar_type() == ScalarType::Double &&
-           t.dim() == 2 && t.is_contiguous();
+           t.dim() == dim && t.is_contiguous();
   };
-  if (!is_table(sums) || sums.size(0) != 6 || !is_table(energy) ||
-      energy.size(0) != sums.size(1) || energy.size(1) != kEnergyNumbers ||
+  if (!is_table(sums, 3) || sums.size(1) != 6 || !is_table(energy, 2) ||
+      energy.size(0) != sums.size(2) || energy.size(1) != kEnergyNumbers ||
       sums.get_device_index() != energy.get_device_index() ||
       sums.is_cuda() != energy.is_cuda()) {
     Fail(kOp,
-         "sums and energy must be contiguous float64 of shapes [6, K] and "
+         "sums and energy must be contiguous float64 of shapes [P, 6, K] and "
          "[K, 4], on one device");
   }
   CheckNumber(kOp, "step_size", n.step_size, {});
   CheckNumber(kOp, "momentum", n.momentum, {.high = 1});
   CheckNumber(kOp, "dimension", n.dimension, {.low = 2});
   CheckNumber(kOp, "scale", n.scale, {.low_open = true});
-  return sums.size(1);
+  return sums.size(2);
 }
 
 using Turn = std::tuple<Tensor, Tensor>;

@@ -8,11 +8,12 @@ namespace torch_sgmcmc {
 namespace {
 
 __global__ void __launch_bounds__(kThreads)
-    TurnKernel(const TurnNumbers n, const double* sums, int64_t chains,
-               const double* before, double* turns, double* energy) {
+    TurnKernel(const TurnNumbers n, const double* sums, int64_t tensors,
+               int64_t chains, const double* before, double* turns,
+               double* energy) {
   const int64_t k = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (k < chains) {
-    TurnChain(n, sums + k, chains, before + k * kEnergyNumbers,
+    TurnChain(n, sums + k, tensors, chains, before + k * kEnergyNumbers,
               turns + k * kTurnNumbers, energy + k * kEnergyNumbers);
   }
 }
@@ -28,7 +29,7 @@ Turn MakeTurn(Tensor sums, Tensor energy, double step_size, double momentum,
   if (chains == 0) return result;
   const auto blocks = static_cast<unsigned>((chains + kThreads - 1) / kThreads);
   TurnKernel<<<blocks, kThreads, 0, CurrentStream(device)>>>(
-      n, at(sums), chains, at(energy), at(std::get<0>(result)),
+      n, at(sums), sums.size(0), chains, at(energy), at(std::get<0>(result)),
       at(std::get<1>(result)));
   CheckCuda(cudaGetLastError(), "kernel launch failed");
   return result;

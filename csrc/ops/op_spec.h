@@ -17,6 +17,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "ops/roles.h"
 
@@ -142,6 +143,16 @@ inline constexpr int kOneNumber = -1;
 inline constexpr int kForEachChain = -2;
 inline constexpr int kCustom = -3;
 
+// The places of tensors in sums of each: a plan leaves out empty ones, whose
+// sums stay 0.
+inline std::vector<int64_t> RowsOfTensors(const auto& tensors) {
+  std::vector<int64_t> rows;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].numel() > 0) rows.push_back(static_cast<int64_t>(i));
+  }
+  return rows;
+}
+
 // An operator that is one update, made of a NamedCall (launch/call.h).
 template <template <class> class Functor>
 struct UpdatedBy {
@@ -158,6 +169,10 @@ inline constexpr TensorListArg kMomenta{.name = "momenta",
                                         .role = Role::kState,
                                         .key = "momentum",
                                         .start = Start::kStationary};
+// G of the coordinates theta / sqrt(G), finite and > 0.
+inline constexpr TensorListArg kPreconditioners{.name = "preconditioners",
+                                                .role = Role::kStatistic,
+                                                .key = "preconditioner"};
 inline constexpr TensorListArg kMasterList{
     .name = "masters", .role = Role::kMaster, .key = "master"};
 inline constexpr ScalarArg kLr{"lr", Domain::kNotNegative};

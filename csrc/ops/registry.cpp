@@ -72,8 +72,9 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   // The product of [rows, inner] and [inner, columns] of each chain (last
   // dimension).
   m.def("chain_product(Tensor a, Tensor b) -> Tensor");
-  // MCLMC's step from the chains' sums (mclmc_sums, [6, K]) and records of energy
-  // errors, [K, 4]: the numbers of its update, [K, 4], and the new records.
+  // MCLMC's step from sums of P tensors (mclmc_sums, [P, 6, K]) and records of
+  // energy errors, [K, 4]: the numbers of its update, [K, 4], and the new
+  // records.
   m.def(
       "mclmc_turn(Tensor sums, Tensor energy, *, float step_size, "
       "float momentum, float dimension, float scale) -> (Tensor, Tensor)");

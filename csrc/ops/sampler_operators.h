@@ -14,6 +14,7 @@ namespace torch_sgmcmc {
 // Compiled apart to use a second processor.
 using SamplerOperators =
     Operators<SGLDStep, SGHMCStep, PSGLDStep, PSGLDFrozenStep, SGNHTStep,
-              SGLRWStep, BAOAStep, MCLMCStep>;
+              SGLRWStep, BAOAStep, MCLMCStep, SGHMCPreconditionedStep,
+              BAOAPreconditionedStep>;
 
 }  // namespace torch_sgmcmc

@@ -91,7 +91,11 @@ class SGHMCUpdate : public PosteriorGradient<Real> {
   SG_HOST_DEVICE bool skips(uint64_t step) const { return filter_.Skips(step); }
 
   SG_INLINE void operator()(Real (&x)[4], Real xi) const {
-    const Real g = this->Gradient(x[0], x[3], x[1]);
+    Move(x, this->Gradient(x[0], x[3], x[1]), xi);
+  }
+
+ protected:
+  SG_INLINE void Move(auto& x, Real g, Real xi) const {
     x[2] = Fma(momentum_, x[2], Fma(minus_lr_, g, noise_scale_ * xi));
     x[0] = x[0] + x[2];
   }
@@ -137,6 +141,24 @@ class SGHMCNoiseAwareUpdate : public PosteriorGradient<Real> {
   Real noise_variance_;
   Real minus_lr_squared_;
   EveryKSteps filter_;
+};
+
+// The same in the coordinates theta / sqrt(G), with a number G > 0 for each
+// coordinate: lr G g, and sqrt(G) in the noise.
+template <class Real>
+class SGHMCPreconditionedUpdate : public SGHMCUpdate<Real> {
+ public:
+  static constexpr std::array<Role, 5> kRoles = {
+      Role::kParameter, Role::kGradient, Role::kState, Role::kStatistic,
+      Role::kPriorMean};
+
+  explicit SGHMCPreconditionedUpdate(const auto& number)
+      : SGHMCUpdate<Real>(SGHMCCoefficients(number)) {}
+
+  SG_INLINE void operator()(Real (&x)[5], Real xi) const {
+    const Real g = this->Gradient(x[0], x[4], x[1]);
+    this->Move(x, x[3] * g, SquareRoot(x[3]) * xi);
+  }
 };
 
 // The update, with momenta drawn before every k-th step.
@@ -190,6 +212,21 @@ struct SGHMCStep {
             ? UpdateMomenta<SGHMCUpdate, Driver, Plan>
             : UpdateMomenta<SGHMCNoiseAwareUpdate, Driver, Plan>;
     update(driver, plan, c, stream, call.integer("resample_momentum_every"));
+  }
+};
+
+struct SGHMCPreconditionedStep : UpdatedBy<SGHMCPreconditionedUpdate> {
+  static constexpr OpSpec kSpec = {
+      .op = "sghmc_preconditioned_step_",
+      .lists = {args::kParams, args::kGrads, args::kMomenta,
+                args::kPreconditioners, args::kMasterList},
+      .numbers = {args::kLr, args::kMomentum, args::kNumData,
+                  args::kPriorPrecision, args::kTemperature,
+                  args::kNoiseEstimate, args::kMomentumScale},
+      .noise = Noise::kUpdate,
+      .has_prior_mean = true};
+  static std::string Refusal(const auto& call) {
+    return SGHMCStep::Refusal(call);
   }
 };
 

@@ -170,12 +170,7 @@ struct TemperatureSums {
         .decay = call("decay"),
         .eps = call("eps"),
         .prior_mean = call("prior_mean")};
-    // A plan leaves empty tensors out: their sums stay 0.
-    std::vector<int64_t> rows;
-    const auto& grads = call.list("grads");
-    for (size_t i = 0; i < grads.size(); ++i) {
-      if (grads[i].numel() > 0) rows.push_back(static_cast<int64_t>(i));
-    }
+    const std::vector<int64_t> rows = RowsOfTensors(call.list("grads"));
     ForKind(call, [&](const auto* map) {
       using Map = std::decay_t<decltype(*map)>;
       sums.Each(Map(numbers), rows);

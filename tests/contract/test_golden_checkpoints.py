@@ -22,6 +22,7 @@ SAMPLERS = {
     "sghmc": (sg.SGHMC, {"lr": 0.1, "noise_estimate": 0.05}),
     "sghmc_online": (sg.SGHMC, {"lr": 0.01, "noise_estimate": "online"}),
     "baoa": (sg.BAOA, {"lr": 0.1}),
+    "mclmc": (sg.MCLMC, {"lr": 0.1}),
     "sgnht": (sg.SGNHT, {"lr": 0.1}),
     "psgld": (sg.PSGLD, {"lr": 0.1, "eps": 0.1, "gamma": False}),
     "ewsg": (sg.EWSG, {"lr": 0.1}),

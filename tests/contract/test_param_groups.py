@@ -300,7 +300,7 @@ def test_lr_as_a_tensor_excludes_capturable():
 
 # What the table does not have: what is more than a number, a word or a flag.
 ELSEWHERE = {"self", "params", "seed", "capturable", "nonfinite", "model"}
-ELSEWHERE |= {"process_group"}
+ELSEWHERE |= {"process_group", "preconditioner"}
 
 
 def default_of(row):
@@ -327,7 +327,7 @@ def test_defaults(sampler):
 
 def test_shared_settings_have_equal_ranges():
     """Ranges are equal; test_errors.py has the errors of three samplers."""
-    hot = {sg.SGLRW, sg.EWSG, sg.HMC, sg.HMCECS, sg.SBPS}
+    hot = {sg.SGLRW, sg.MCLMC, sg.EWSG, sg.HMC, sg.HMCECS, sg.SBPS}
     for sampler in CLASSES:
         expected = {
             "lr": ("real", 0, math.inf, False),

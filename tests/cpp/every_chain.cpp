@@ -98,6 +98,10 @@ const std::map<std::string, Maker>& Makers() {
        [](int64_t width) {
          return Minibatched<SGNHT>(width, Common(SGNHTOptions(0.1)));
        }},
+      {"MCLMC",
+       [](int64_t width) {
+         return Minibatched<MCLMC>(width, Common(MCLMCOptions(0.1)));
+       }},
       {"EWSG",
        [](int64_t width) {
          return Minibatched<EWSG>(

@@ -165,6 +165,7 @@ bool Makes(Choices& random) {
 TEST(Fuzz, Constructors) {
   const std::vector<std::pair<std::string, bool (*)(Choices&)>> makers = {
       {"EWSG", Makes<EWSG, EWSGOptions>},
+      {"MCLMC", Makes<MCLMC, MCLMCOptions>},
       {"PSGLD", Makes<PSGLD, PSGLDOptions>},
       {"SBPS", Makes<SBPS, SBPSOptions>},
       {"SGHMC", Makes<SGHMC, SGHMCOptions>},

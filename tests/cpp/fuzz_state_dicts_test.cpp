@@ -109,6 +109,7 @@ std::vector<Subject> Subjects() {
       SamplerOf<SGLD>("SGLD", SGLDOptions(0.1)),
       SamplerOf<SGLD>("SGLD, capturable", SGLDOptions(0.1).capturable(true)),
       SamplerOf<SGHMC>("SGHMC", SGHMCOptions(0.1).noise_estimate("online")),
+      SamplerOf<MCLMC>("MCLMC", MCLMCOptions(0.1)),
       SamplerOf<PSGLD>("PSGLD", PSGLDOptions(0.1)),
       SamplerOf<SGNHT>("SGNHT", SGNHTOptions(0.1)),
       SamplerOf<EWSG>("EWSG", EWSGOptions(0.1).index_chain_length(2)),

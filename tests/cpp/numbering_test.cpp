@@ -35,6 +35,7 @@ std::vector<Method> EveryMethod() {
       Of<SGLD>("SGLD", with(SGLDOptions(0.1))),
       Of<SGHMC>("SGHMC", with(SGHMCOptions(0.1))),
       Of<SGHMC>("SGHMC", with(SGHMCOptions(0.1)).noise_estimate("online")),
+      Of<MCLMC>("MCLMC", with(MCLMCOptions(0.1))),
       Of<PSGLD>("PSGLD", with(PSGLDOptions(0.1))),
       Of<SGNHT>("SGNHT", with(SGNHTOptions(0.1))),
       Of<EWSG>("EWSG", with(EWSGOptions(0.1))),
@@ -198,8 +199,8 @@ std::vector<Break> Breaks() {
   };
   const auto state = [](auto change) {
     return [change](Sampler& sampler, Tensor& p) {
-      for (const char* key :
-           {"momentum", "square_average", "thermostat", "velocity"}) {
+      for (const char* key : {"momentum", "direction", "square_average",
+                              "thermostat", "velocity"}) {
         if (!sampler.state_of(p)[key].defined()) continue;
         Tensor& tensor = sampler.own_state_of(p)[key];
         tensor = change(tensor);

@@ -56,6 +56,15 @@ class Memory {
     make_.push_back(&MakeView<float>);
   }
 
+  // Four numbers for each chain.
+  void AddRows(std::mt19937& random) {
+    Add<double>(4 * (num_chains_ == 0 ? 1 : num_chains_), random, true);
+    make_.back() = [](std::vector<char>& b, int64_t /*chains*/) {
+      const auto rows = static_cast<int64_t>(b.size() / (4 * sizeof(double)));
+      return View(reinterpret_cast<double*>(b.data()), {rows, 4}, {4, 1});
+    };
+  }
+
   TensorList Tensors() {
     TensorList result;
     for (size_t i = 0; i < bytes_.size(); ++i) {
@@ -86,6 +95,7 @@ class Memory {
 // The state of a sampler for a model with `count` parameters of all dtypes.
 struct State {
   Memory params, grads, masters, means;
+  Memory turns;              // the numbers of each chain, for each parameter
   std::vector<Memory> kept;  // in the type of arithmetic, positive
   std::vector<int64_t> offsets;
   Rows rows;  // of a third of them; without chains alone
@@ -96,6 +106,7 @@ struct State {
         grads(chains),
         masters(chains),
         means(chains),
+        turns(chains),
         kept(4, Memory(chains)),
         num_chains(chains) {
     if (chains == 0) rows.emplace();
@@ -148,6 +159,7 @@ struct State {
     grads.Add<T>(numel, random, false);
     for (Memory& each : kept) each.Add<Arithmetic<T>>(numel, random, true);
     means.Add<Arithmetic<T>>(numel, random, false);
+    turns.AddRows(random);
   }
 
   friend bool operator==(const State&, const State&) = default;
@@ -168,10 +180,11 @@ inline Call CallOf(const OpSpec& spec, State& s, const How& how) {
   for (size_t i = 0; i < spec.lists.count; ++i) {
     const TensorListArg& list = spec.lists[i];
     if (list.is_optional && !how.has_all) continue;
-    Memory& from = list.role == Role::kMaster      ? s.masters
-                   : list.role == Role::kGradient  ? s.grads
-                   : IsInArithmeticType(list.role) ? s.kept.at(kept++)
-                                                   : s.params;
+    Memory& from = list.role == Role::kMaster         ? s.masters
+                   : list.role == Role::kGradient     ? s.grads
+                   : list.role == Role::kChainNumbers ? s.turns
+                   : IsInArithmeticType(list.role)    ? s.kept.at(kept++)
+                                                      : s.params;
     call.lists[i] = from.Tensors();
   }
   for (size_t i = 0; i < spec.numbers.count; ++i) {

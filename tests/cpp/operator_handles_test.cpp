@@ -28,6 +28,8 @@ constexpr std::tuple kOthers{gradient_variance_,
                              sbps_reflection_sums,
                              sbps_preconditioner_sum,
                              sum_of_squares,
+                             mclmc_sums,
+                             mclmc_turn,
                              any_nonfinite,
                              count_nonfinite,
                              step_or_nothing};
@@ -52,7 +54,8 @@ TEST(OperatorHandles, EverySchemaHasOneOfItsTypes) {
                 "torch_sgmcmc::deferred_step_", "torch_sgmcmc::ewsg_step_",
                 "torch_sgmcmc::temperature_sums", "torch_sgmcmc::hmc_energy",
                 "torch_sgmcmc::hmc_leapfrog_", "torch_sgmcmc::hmc_momenta_",
-                "torch_sgmcmc::fused_step_", "torch_sgmcmc::step_if_finite"}));
+                "torch_sgmcmc::fused_step_", "torch_sgmcmc::running_mean_",
+                "torch_sgmcmc::step_if_finite"}));
 }
 
 TEST(OperatorHandles, RefusesOtherTypesThanTheSchemas) {

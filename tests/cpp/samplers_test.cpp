@@ -141,7 +141,7 @@ TEST(Registry, NamesWhatItKnows) {
   EXPECT_EQ(MessageOf<std::logic_error>(
                 [] { SamplerOf<HMCOptions>({torch::zeros(2)}, HMCOptions()); }),
             "no sampler is registered for options of HMC (must be of BAOA, "
-            "EWSG, PSGLD, SBPS, SGHMC, SGLD, SGLRW, SGNHT)");
+            "EWSG, MCLMC, PSGLD, SBPS, SGHMC, SGLD, SGLRW, SGNHT)");
   EXPECT_EQ(MessageOf<std::out_of_range>([] { HMCOptions().lr(); }),
             "'lr' is not known for HMC");
 }

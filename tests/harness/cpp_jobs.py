@@ -10,7 +10,7 @@ from torch.nn import functional as F
 import torch_sgmcmc as sg
 
 STEPS = 480
-ONE_EACH = (*ALIKE, "SGHMC", "PSGLD", "SGNHT", "EWSG", "SBPS")
+ONE_EACH = (*ALIKE, "SGHMC", "MCLMC", "PSGLD", "SGNHT", "EWSG", "SBPS")
 #: For each sampler, hyperparameters of its two groups.
 #: Class, settings of both groups, and those of the second alone.
 Row = tuple[type[sg.Sampler], dict[str, Any], dict[str, Any]]
@@ -28,6 +28,7 @@ CHAINS: dict[str, Row] = {
      {"temperature": 1.5}),
     "SGHMC-online": (sg.SGHMC, {"lr": 1e-3, "momentum": 0.5},
      {"noise_estimate": "online"}),
+    "MCLMC": (sg.MCLMC, {"momentum": 0.8, **SHARED}, {"prior_precision": 3.0}),
     "PSGLD": (sg.PSGLD, {"lr": 1e-3, "gamma": False, "prior_precision": 1.0},
      {"adapt": False, "eps": 1e-3, "temperature": 0.5}),
     "SGNHT": (sg.SGNHT, SHARED, {"momentum": 0.8, "thermostat_rate": 1e-3}),
@@ -57,6 +58,7 @@ CHAINS: dict[str, Row] = {
 #: What adds to those only how an operator is called.
 SHORT: dict[str, Row] = {
     "SGLD-chains": (sg.SGLD, {"lr": 0.1, "num_chains": 5}, {"temperature": 0.5}),
+    "MCLMC-chains": (sg.MCLMC, {"lr": 0.02, "num_chains": 5}, {"prior_precision": 3.0}),
     "SGNHT-chains": (sg.SGNHT, {"lr": 0.02, "num_chains": 5}, {"momentum": 0.8}),
     "PSGLD-chains-frozen": (
         sg.PSGLD,
@@ -113,6 +115,8 @@ def make_job(
     lrs = torch.outer(1 + 0.5 * wave, base)
     lrs[20:23] = 0
     lrs[24:27, 1] = 0
+    if "lr" in sampler._SPEC.shared:
+        lrs[:, 1] = lrs[:, 0]
     temperatures = torch.tensor(
         [[group["temperature"] for group in groups]] * STEPS, dtype=torch.float64
     )

@@ -58,6 +58,8 @@ def _changes(k: str) -> str:
     return f"tests/laws/test_changing_settings.py -k '{k}'"
 
 
+_OTHER = "tests/contract/test_preconditioner.py -k 'other_coordinates"
+_PRECONDITIONED = "tests/laws/test_preconditioner_law.py -k 'follows_its_law"
 _ECS_LAW = "--level=full tests/laws/test_hmc_ecs_law.py -k"
 
 BUILDS: tuple[tuple[Mutant, ...], ...] = (
@@ -78,6 +80,10 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             "x[0] = Fma(Real(0.5), kicked + x[2], x[0]);", "x[0] = x[0] + x[2];",
             ("tests/laws/test_baoa_law.py -k equals_its_reference",
              "tests/laws/test_baoa_law.py -k follows_its_law")),
+        Mutant("MCLMC: refreshment scaled by 1 - m in place of 1 - m²", "ops/mclmc.h",
+            "sqrt((1 - n.momentum) * (1 + n.momentum) / n.dimension)",
+            "sqrt((1 - n.momentum) / n.dimension)",
+            ("tests/laws/test_mclmc_law.py -k recursion",)),
         Mutant("SGNHT: parameters move by the old momentum", "ops/sgnht.h",
             "x[2] = v;\n    x[0] = x[0] + v;", "x[0] = x[0] + x[2];\n    x[2] = v;",
             (_updates("test_sgnht"), _law("SGNHT"))),
@@ -178,6 +184,10 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant("control variate: gradient of all data dropped", "ops/gradients.h",
             "x[0] = (x[0] - x[1]) + x[2];", "x[0] = (x[0] - x[1]) + 0 * x[2];",
             (_updates("test_control_variate"),)),
+        Mutant("SGHMC: no root of the preconditioner in the noise", "ops/sghmc.h",
+            "this->Move(x, x[3] * g, SquareRoot(x[3]) * xi);",
+            "this->Move(x, x[3] * g, xi);",
+            (f"{_OTHER} and SGHMC'", f"{_PRECONDITIONED} and SGHMC'")),
     ),
     (
         Mutant("means of priors dropped where they are tensors", "launch/call.cpp",
@@ -226,6 +236,10 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             "Real g = x[1] + 0 * x[kMean];",
             ("tests/operators/test_sbps_operators.py -k reflect",
              "tests/laws/test_sbps_law.py -k 'follows and plain'")),
+        Mutant("BAOA: no root of the preconditioner in the noise", "ops/baoa.h",
+            "this->Move(x, x[3] * g, SquareRoot(x[3]) * xi);",
+            "this->Move(x, x[3] * g, xi);",
+            (f"{_OTHER} and BAOA'", f"{_PRECONDITIONED} and BAOA'")),
     ),
     (
         Mutant("SGHMC: momenta of another lr are not rescaled", "ops/sghmc.h",
@@ -234,6 +248,15 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
         Mutant("BAOA: momenta of another lr are not rescaled", "ops/baoa.h",
             "Fma(minus_lr_, g, momentum_scale_ * x[2])", "Fma(minus_lr_, g, x[2])",
             (_changes("follows_the_recursion and BAOA"),)),
+        Mutant("MCLMC: a turn of the whole step, and not of its half", "ops/mclmc.h",
+            "n.step_size * size / (2 * (n.dimension - 1))",
+            "n.step_size * size / (n.dimension - 1)",
+            ("tests/laws/test_mclmc_law.py -k recursion",
+             "tests/laws/test_mclmc_law.py -k 'gaussians and isotropic'")),
+        Mutant("MCLMC: L without the memory of θ", "samplers/mclmc_tuning.py",
+            "found = _PART * math.sqrt(self.lr * self._unit) * time",
+            "found = _PART * math.sqrt(self.lr * self._unit)",
+            ("--level=full tests/laws/test_mclmc_law.py -k tuned_length",)),
         Mutant("SGNHT: thermostats of another lr are not rescaled", "ops/sgnht.h",
             "const Real thermostat = thermostat_scale_ * x[3];",
             "const Real thermostat = x[3];",
@@ -263,5 +286,8 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             "(self.shape + dimension / 2 - 1) / t + 1",
             "(self.shape + dimension - 1) / t + 1",
             ("--level=full tests/laws/test_precision_law.py -k conditional",)),
+        Mutant("BAOA: first momenta without the preconditioner", "core/state.py",
+            "momentum.mul_(root(context, context.state[p][PRECONDITIONER]))", "pass",
+            (f"{_OTHER} and BAOA'", f"{_PRECONDITIONED} and BAOA'")),
     ),
 )  # fmt: skip

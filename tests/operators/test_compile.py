@@ -89,6 +89,15 @@ KINDS = {
     "SGLD capturable": (sg.SGLD, {"capturable": True}),
     "SGHMC": (sg.SGHMC, {"resample_momentum_every": 3}),
     "SGHMC capturable": (sg.SGHMC, {"capturable": True}),
+    "SGHMC capturable with G": (
+        sg.SGHMC,
+        # A compiled first step finds blank momenta.
+        {
+            "capturable": True,
+            "preconditioner": [0.5, 2.0],
+            "initial_momentum": "zeros",
+        },
+    ),
     "PSGLD": (sg.PSGLD, {"gamma": False, "eps": 0.1}),
     "PSGLD frozen": (sg.PSGLD, {"adapt": False, "eps": 0.1}),
     "PSGLD capturable": (sg.PSGLD, {"gamma": False, "eps": 0.1, "capturable": True}),

@@ -47,6 +47,8 @@ class Made:
         own = {"params": params, "grads": [p * 0.5 for p in params]}
         own["curvatures"] = [p * 0.25 for p in params]
         own["masters"] = tensors.masters_of(params)
+        turn = torch.linspace(0.2, 0.9, 4 * max(1, self.num_chains)).double()
+        own["turns"] = [turn.view(-1, 4)] * len(params)
         self.lists = [
             own.get(each["name"], [t.abs() for t in tensors.states(params, i)])
             for i, each in enumerate(self.row["lists"])

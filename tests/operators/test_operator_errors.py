@@ -35,11 +35,14 @@ LISTS = {
     for op, row in OP_SPECS.items()
 }
 LISTS |= dict.fromkeys(COUNTS, LISTS["sum_of_squares"])
-ARGUMENTS = {op: list(lists) for op, lists in LISTS.items()}
+#: Chains' numbers fit chains, and not parameters.
+ARGUMENTS = {
+    op: [name for name in lists if name != "turns"] for op, lists in LISTS.items()
+}
 # Operators whose arguments are no lists of equal lengths have tests of their own.
 OTHERS = {
     *("ecs_density", "ecs_estimate", "ecs_leapfrog_"),
-    *("metropolis_decide", "select_chains_"),
+    *("metropolis_decide", "select_chains_", "mclmc_turn"),
     *("fused_step_", "deferred_step_", "ewsg_step_"),
     *("noise_steps_", "chain_product"),
     *("step_if_finite", "step_or_nothing"),
@@ -74,7 +77,9 @@ def make_lists(op, dtype=torch.float32):
         kind = torch.float32 if is_state(op, name) else dtype
         return [torch.full((2, 3), 0.5, dtype=kind), torch.ones(4, dtype=kind)]
 
-    lists = {name: one(name) for name in ARGUMENTS[op]}
+    lists = {name: one(name) for name in LISTS[op]}
+    if "turns" in lists:
+        lists["turns"] = [torch.full((1, 4), 0.1, dtype=torch.float64)] * 2
     if op in WITH_MASTERS:
         lists["masters"] = masters_of(lists["params"])
     return lists
@@ -173,7 +178,7 @@ def test_state_is_in_the_type_of_arithmetic(op):
             (torch.float64, "float64", "float64"),
         ):
             lists = make_lists(op, dtype)
-            for other in (each for each in LISTS[op] if is_state(op, each)):
+            for other in (each for each in ARGUMENTS[op] if is_state(op, each)):
                 lists[other] = [t.to(getattr(torch, state)) for t in lists[other]]
             wrong = torch.float32 if dtype == torch.float64 else dtype
             lists[name] = [t.to(wrong) for t in lists[name]]
@@ -193,7 +198,7 @@ def test_masters(op):
     check(op, lists, f"masters has 0 tensors, expected 2 {low}")
     # Of the second parameter alone: the first one has none.
     lists = make_lists(op)
-    for name in (each for each in LISTS[op] if not is_state(op, each)):
+    for name in (each for each in ARGUMENTS[op] if not is_state(op, each)):
         lists[name][1] = lists[name][1].half()
     half = torch.ones(4, dtype=torch.float16)
     for bad, message in (
@@ -372,6 +377,45 @@ def test_lists_that_may_be_skipped_but_not_in_part(op, name):
     lists = make_lists(op)
     lists[name] = []
     getattr(ops, op)(*lists.values(), **HYPER[op])
+
+
+@pytest.mark.parametrize(
+    ("turn", "has"),
+    [
+        (torch.zeros(1, 4), "float32 and shape [1, 4]"),
+        (torch.zeros(2, 4).double(), "float64 and shape [2, 4]"),
+        (torch.zeros(4).double(), "float64 and shape [4]"),
+        (torch.zeros(1, 8).double()[:, ::2], None),
+    ],
+)
+def test_numbers_of_chains(turn, has):
+    lists = make_lists("mclmc_step_")
+    lists["turns"] = [turn, turn]
+    wanted = "expected contiguous float64 with a row for each of 1 chains"
+    has = has or "float64 and shape [1, 4]"
+    check("mclmc_step_", lists, f"turns[0] has {has}, {wanted}")
+
+
+def test_turn():
+    sums, energy = torch.ones(3, 6, 2).double(), torch.zeros(2, 4).double()
+    good = {"step_size": 0.1, "momentum": 0.9, "dimension": 5.0, "scale": 2.0}
+    fails(
+        lambda: ops.mclmc_turn(sums, energy[:1], **good),
+        "mclmc_turn: sums and energy must be contiguous float64 of shapes [P, 6, K] "
+        "and [K, 4], on one device",
+    )
+    for name, value, wanted in (
+        ("step_size", -0.1, "finite and >= 0"),
+        ("momentum", 1.0, "in [0, 1)"),
+        ("dimension", 1.0, "finite and >= 2"),
+        ("scale", 0.0, "finite and > 0"),
+    ):
+        fails(
+            lambda name=name, value=value: ops.mclmc_turn(
+                sums, energy, **{**good, name: value}
+            ),
+            f"mclmc_turn: Invalid {name}: {value:g} (must be {wanted})",
+        )
 
 
 def fails(call, message):

@@ -30,6 +30,7 @@ def opcheck_cases():
     means = {"prior_mean": 0.5, "prior_means": q}
     weights = {**TARGET, "momentum": 0.9, "surrogate": 0}
     leapfrog = {"kick": 0.1, "drift": 0.2, "num_data": 7.0, "prior_precision": 1.9}
+    turn, prior = torch.ones(1, 4).double(), {"num_data": 7.0, "prior_precision": 1.9}
     k, m = ([torch.randn(3, 4), torch.randn(3)] for _ in range(2))
     ratios = torch.tensor([-1.0, 0.5, torch.nan], dtype=torch.float64)
     rows = {kind: ecs_arguments(kind) for kind in ("linear", "predictor", "whole")}
@@ -49,6 +50,12 @@ def opcheck_cases():
         "sgnht_step_": ((p, g, v, s, []), {**thermostat, **stream}),
         "sgnht_step_ bf16": ((b, c, v, s, m32), {**thermostat, **on_device}),
         "gradient_variance_": ((g, s, v), {"weight": 0.25}),
+        "running_mean_": ((p, s), {"weight": 0.25}),
+        "mclmc_step_": ((p, g, v, s, [turn] * 4, [], []), {**prior, **stream}),
+        "mclmc_step_ bf16": ((b, c, v, s, [turn] * 4, q, m32), {**prior, **on_device}),
+        "mclmc_sums": ((g, p, v, s, []), {**prior, "num_chains": 1}),
+        "mclmc_turn": ((torch.ones(3, 6, 2).double(), torch.zeros(2, 4).double()),
+         {"step_size": 0.1, "momentum": 0.9, "dimension": 9.0, "scale": 2.0}),
         "control_variate_": ((g, p, s), {}),
         "control_variate_ bf16": ((b, c, s), {}),
         "gaussian_": ((p,), {"std": 0.5, "purpose": 0, **stream}),

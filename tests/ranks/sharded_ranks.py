@@ -31,10 +31,21 @@ import torch_sgmcmc as sg
 
 STEPS = 6
 EITHER = ("Shard(0)", "Shard(1)")
+
+
+def preconditioned(groups, **settings):
+    """BAOA with a G that is cut as its parameters are."""
+    g = torch.Generator().manual_seed(8)
+    params = [p for group in groups for p in group["params"]]
+    own = [like(torch.rand(p.shape, generator=g) + 0.5, p) for p in params]
+    return sg.BAOA(groups, preconditioner=own, **TARGET, **settings)
+
+
 KINDS = {
     **{name: partial(cls, **TARGET) for name, cls in ALIKE.items()},
     "SGHMC": partial(sg.SGHMC, **TARGET, resample_momentum_every=5),
     "SGNHT": partial(sg.SGNHT, **TARGET),
+    "BAOA preconditioned": preconditioned,
     "PSGLD": partial(sg.PSGLD, **TARGET, gamma=False, eps=0.1),
     "PSGLD frozen": partial(sg.PSGLD, **TARGET, adapt=False, eps=0.1),
     "EWSG": partial(sg.EWSG, **TARGET, index_chain_length=2),

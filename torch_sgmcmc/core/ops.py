@@ -52,6 +52,8 @@ mclmc_step_ = _OPS.mclmc_step_.default
 mclmc_sums = _OPS.mclmc_sums.default
 mclmc_turn = _OPS.mclmc_turn.default
 running_mean_ = _OPS.running_mean_.default
+sghmc_preconditioned_step_ = _OPS.sghmc_preconditioned_step_.default
+baoa_preconditioned_step_ = _OPS.baoa_preconditioned_step_.default
 gradient_variance_ = _OPS.gradient_variance_.default
 control_variate_ = _OPS.control_variate_.default
 gaussian_ = _OPS.gaussian_.default
@@ -120,8 +122,8 @@ def _(
 
 
 @torch.library.register_fake("torch_sgmcmc::mclmc_sums")
-def _(params: list[torch.Tensor], *args: object, num_chains: int, **kw: object) -> Any:
-    return params[0].new_empty((6, num_chains), dtype=torch.float64)
+def _(grads: list[torch.Tensor], *args: object, num_chains: int, **kw: object) -> Any:
+    return grads[0].new_empty((len(grads), 6, num_chains), dtype=torch.float64)
 
 
 @torch.library.register_fake("torch_sgmcmc::mclmc_turn")

@@ -50,7 +50,7 @@ from torch_sgmcmc.core.ops import gaussian_, square_root_
 
 #: The key of the prior mean in a parameter's state and in a group.
 PRIOR_MEAN = "prior_mean"
-#: The key of A of SBPS.
+#: The key of A of SBPS, and of G of other samplers (preconditioner.py).
 PRECONDITIONER = "preconditioner"
 #: The key of M of HMC.
 MASS = "mass"
@@ -107,7 +107,7 @@ def draw_stationary(
     *,
     stationary: bool = True,
 ) -> list[Tensor]:
-    """Returns momenta drawn from N(0, lr T / N), or zeros.
+    """Returns momenta drawn from N(0, lr T G / N), or zeros; G is 1 unless given.
 
     If the update rescales momenta of other settings, these are drawn for those
     settings.
@@ -122,6 +122,9 @@ def draw_stationary(
             purpose=_C.Purpose.MOMENTUM,
             **context.noise(),
         )
+        for p, momentum in zip(params, momenta, strict=True):
+            if PRECONDITIONER in context.state.get(p, ()):
+                momentum.mul_(root(context, context.state[p][PRECONDITIONER]))
     return momenta
 
 

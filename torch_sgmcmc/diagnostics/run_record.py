@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from torch_sgmcmc.core.context import kind_of
+from torch_sgmcmc.core.preconditioner import with_relaxation
 from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.utils import BatchMeans
 from torch_sgmcmc.diagnostics.temperature_sums import names_of
@@ -159,7 +160,10 @@ class RunRecorder:
             loss_width=self._losses.width,
             losses=tuple(self._losses.means),
             seed=int(sampler.seed),
-            settings=tuple(map(_settings, sampler.param_groups)),
+            settings=tuple(
+                _settings(with_relaxation(sampler.state, g))
+                for g in sampler.param_groups
+            ),
             names=tuple(names_of([g]) for g in sampler.param_groups),
             **parts,
         )

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from torch_sgmcmc.core import utils
 from torch_sgmcmc.core.context import kind_of
+from torch_sgmcmc.core.preconditioner import is_preconditioned, with_relaxation
 from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import Motion, traits_of
 from torch_sgmcmc.data import one_gradient_a_step
@@ -27,17 +28,23 @@ from torch_sgmcmc.diagnostics.temperatures import has_temperatures
 def stable_lr(
     sampler: Sampler, groups: Iterable[Mapping[str, Any]], curvature: float
 ) -> float:
-    """Returns the groups' stable lr; NaN if unknown (pSGLD, HMC, SBPS)."""
-    pull = traits_of(sampler).pull
-    if pull is None or curvature <= 0:
+    """Returns the groups' stable lr; NaN if unknown (pSGLD, HMC, SBPS, with G)."""
+    pull, groups = traits_of(sampler).pull, [*groups]
+    if pull is None or curvature <= 0 or _has_preconditioner(sampler, groups):
         return math.nan
     momenta = [float(group.get("momentum", 0.0)) for group in groups]
     return min(2 * (1 + m) / pull(m) for m in momenta) / curvature
 
 
+def _has_preconditioner(sampler: Sampler, groups: Iterable[Mapping[str, Any]]) -> bool:
+    """Returns whether G, which differs between elements, multiplies lr."""
+    return any(is_preconditioned(sampler.state, group) for group in groups)
+
+
 def has_known_heating(sampler: Sampler) -> bool:
     """Returns whether a closed form gives T_kin for this sampler's settings."""
-    if not traits_of(sampler).has_known_heat:
+    groups = sampler.param_groups
+    if not traits_of(sampler).has_known_heat or _has_preconditioner(sampler, groups):
         return False
     steps = [step_of(group, Motion.LANGEVIN) for group in sampler.param_groups]
     known = [each.minibatch_excess(1.0) for each in steps if each.temperature > 0]
@@ -382,7 +389,8 @@ def _check_noise(run: Run, curvature: Curvature | None) -> None:
 
 def check_relaxation(run: Run, num_steps: int | None, is_prior: bool) -> None:
     """Compares the time in which the start is forgotten with the run."""
-    kind, groups = kind_of(run.sampler), run.sampler.param_groups
+    kind, state = kind_of(run.sampler), run.sampler.state
+    groups = [with_relaxation(state, group) for group in run.sampler.param_groups]
     found = tuple(relaxation(kind, group) for group in groups)
     is_one = one_gradient_a_step(run.sampler)
     length = utils.length_of(run.data.loader) if is_one else None

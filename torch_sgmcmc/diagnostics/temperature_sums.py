@@ -19,6 +19,7 @@ from torch_sgmcmc.core.context import (
     state_dtype,
 )
 from torch_sgmcmc.core.ops import temperature_sums
+from torch_sgmcmc.core.preconditioner import root_preconditioners
 from torch_sgmcmc.core.spec import Motion
 from torch_sgmcmc.core.state import PRIOR_MEAN, prior_of
 from torch_sgmcmc.diagnostics.temperature_means import Step
@@ -128,15 +129,22 @@ class StepSums:
                 statistics = [s["square_average"] for s in states]
             numbers = self._numbers(state, group, params)
             positions, centers = self._positions(state, params)
-            lists = grads, positions, centers, movers, statistics
-            of_step = temperature_sums(*lists, kind=kind, **numbers)
+            roots = None if plain else root_preconditioners(context, params)
+            own: tuple[list[Tensor], ...] = grads, positions, centers, movers
+            if roots is not None:
+                own = _in_coordinates(roots, numbers, *own)
+                numbers["weight_decay"] = 0.0
+            of_step = temperature_sums(*own, statistics, kind=kind, **numbers)
             sums = [(_PLACES[kind], of_step)]
             if before is not None:
                 noise = _PRECONDITIONED_NOISE if kind == _PRECONDITIONED else _NOISE
                 former = [before[p] for p in params]
+                if roots is not None:
+                    grads, former = _times(roots, grads), _times(roots, former)
                 weights = statistics if kind == _PRECONDITIONED else []
-                lists = grads, positions, [], former, weights
-                of_noise = temperature_sums(*lists, kind=noise, **numbers)
+                of_noise = temperature_sums(
+                    grads, positions, [], former, weights, kind=noise, **numbers
+                )
                 sums.append(((4,), of_noise))
             places = [self.place[p] for p in params]
             rows.append((places, sums, step_of(group, motion)))
@@ -174,6 +182,34 @@ class StepSums:
         if self._centers is None:
             return positions, []
         return positions, [self._centers[self.place[p]] for p in params]
+
+
+def _times(roots: list[Tensor], tensors: list[Tensor]) -> list[Tensor]:
+    return [root * tensor for root, tensor in zip(roots, tensors, strict=True)]
+
+
+def _in_coordinates(
+    roots: list[Tensor],
+    numbers: Mapping[str, Any],
+    grads: list[Tensor],
+    positions: list[Tensor],
+    *others: list[Tensor],
+) -> tuple[list[Tensor], ...]:
+    """Returns g, which has the prior, and places in the coordinates θ / √G.
+
+    There the step is one without G (core/preconditioner.py).
+    """
+    means = numbers["prior_means"] or [numbers["prior_mean"]] * len(roots)
+    pulls = [x - m for x, m in zip(positions, means, strict=True)]
+    forces = [
+        grad + numbers["weight_decay"] * pull
+        for grad, pull in zip(grads, pulls, strict=True)
+    ]
+    places = (
+        [x / root for x, root in zip(each, roots, strict=True)] if each else []
+        for each in (positions, *others)
+    )
+    return _times(roots, forces), *places
 
 
 def observed(rows: list[Row]) -> Iterator[tuple[int, list[float], Step]]:

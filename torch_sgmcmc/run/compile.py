@@ -78,8 +78,8 @@ def compile_steps(
 
     Args:
         sampler: SGLD, SGHMC, BAOA, SGLRW, SGNHT or PSGLD (with ``gamma=False``), of
-            parameters in fp32 or fp64 on the CPU, without hooks: inspect the chain
-            between blocks, and draw by :meth:`Collector.run`.
+            parameters in fp32 or fp64 on the CPU, without a preconditioner, and without
+            hooks: inspect the chain between blocks, and draw by :meth:`Collector.run`.
         loss: ``loss(params, *batch)``, the mean loss of a minibatch as a function of
             the parameters by name, as for :func:`torch.func.functional_call`. With
             ``num_chains`` it is one chain's: its parameters have no dimension of
@@ -161,7 +161,8 @@ def _rules_of(sampler: Sampler) -> list[Rule]:
         raise ValueError(
             f"Invalid sampler: {type(sampler).__name__} cannot be compiled with these "
             "settings (must be SGLD, SGHMC without noise_estimate='online', BAOA, "
-            "SGLRW, SGNHT, or PSGLD with gamma=False)"
+            "SGLRW, SGNHT, or PSGLD with gamma=False; SGHMC and BAOA without a "
+            "preconditioner)"
         )
     return rules
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.context import (
@@ -19,10 +20,15 @@ from torch_sgmcmc.core.context import (
     state_dtype,
 )
 from torch_sgmcmc.core.ops import gaussian_, mclmc_sums, mclmc_turn
-from torch_sgmcmc.core.sampler import Sampler
+from torch_sgmcmc.core.preconditioner import PreconditionedSampler
 from torch_sgmcmc.core.spec import Motion, SamplerSpec, Traits
-from torch_sgmcmc.core.state import check_not_capturing, prior_of, start_masters
-from torch_sgmcmc.core.step_plan import StepPlan
+from torch_sgmcmc.core.state import (
+    PRECONDITIONER,
+    check_not_capturing,
+    prior_of,
+    start_masters,
+)
+from torch_sgmcmc.core.step_plan import Operator, StepPlan
 from torch_sgmcmc.core.steps import gather_work
 from torch_sgmcmc.samplers.mclmc_tuning import MEANS, Tuning
 
@@ -31,7 +37,7 @@ from torch_sgmcmc.samplers.mclmc_tuning import MEANS, Tuning
 _NO_ERRORS = (math.nan, 0.0, 0.0, 0.0)
 
 
-class MCLMC(Sampler):
+class MCLMC(PreconditionedSampler):
     r"""Microcanonical Langevin Monte Carlo (Robnik, De Luca, Silverstein, Seljak 2023).
 
     Replaces ``torch.optim.SGD(params, lr, momentum)`` for full-batch gradients: steps
@@ -61,6 +67,9 @@ class MCLMC(Sampler):
     acceptance. :attr:`energy_error` measures it. Minibatch noise biases the chain as it
     does every sampler here.
 
+    **With a preconditioner** A, a number for each element that never changes, this is
+    the sampler of θ / √A: √A G stands in the place of G, and θ moves by ε √A u.
+
     **Scale.** ``lr`` and ``momentum`` are those of SGD and of :class:`BAOA`: for small
     ``lr`` the chain moves as BAOA's with the same numbers. The literature's step size
     is :math:`\epsilon` and its decoherence length :math:`L = -\epsilon / \ln m`; see
@@ -70,9 +79,9 @@ class MCLMC(Sampler):
     all groups, and are burn-in; then both are fixed. ``lr`` follows the variance of the
     energy error per dimension; in the first half ``momentum`` stays, then L is the
     root of the summed variances of θ in the third quarter, and at the end 0.4 times
-    the distance in which θ decorrelates in the last one (Robnik et al., JMLR 2023,
-    section 4). Each gradient must be of all data meanwhile: with minibatches the energy
-    error is not known.
+    the distance in which θ decorrelates in the last one, if that shows it (Robnik et
+    al., JMLR 2023, section 4). Each gradient must be of all data meanwhile: with
+    minibatches the energy error is not known.
 
     Args:
         params: parameters or param groups, as for :class:`torch.optim.SGD`; at least
@@ -86,12 +95,16 @@ class MCLMC(Sampler):
             or 0 to keep what is given. Excludes ``capturable``. Default: 0.
         energy_variance: the variance of the energy error per dimension that tuning
             aims at, > 0. Default: 5e-4.
+        preconditioner: A, a number > 0 for each element: a :class:`PSGLD` sampler of
+            the same parameters, whose burn-in has learned it, or tensors, as for
+            :class:`SGHMC`. Default: None, 1 for all.
         {num_chains} Each chain has its own u; tuning takes means over the chains.
         {seed} {capturable} {nonfinite} {process_group}
 
     State:
         * ``direction`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
           u. Starts uniform on the sphere.
+        * ``preconditioner`` (same shape and dtype): A, only if given.
         * ``mean`` and ``batch_mean`` (same shape and dtype), during tuning only: means
           of θ since the quarter's start, and of the batch in progress.
         * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see
@@ -118,7 +131,7 @@ class MCLMC(Sampler):
     _SPEC = SamplerSpec(
         "MCLMC",
         "mclmc_step_",
-        dict.fromkeys(MEANS, Tensor),
+        dict.fromkeys((*MEANS, PRECONDITIONER), Tensor),
         shared=(
             *("lr", "momentum", "num_data", "temperature"),
             *("tune_steps", "energy_variance", "num_chains"),
@@ -126,8 +139,9 @@ class MCLMC(Sampler):
         why_equal="the direction is one unit vector over all groups",
         # Empty before and after tuning.
         progress={"tuning": []},
-        traits=Traits(motion=Motion.NONE, pull=lambda m: 1.0),
+        traits=Traits(motion=Motion.NONE, pull=lambda m: (1 + m) / 2),
     )
+    _PRECONDITIONED = Operator("mclmc_step_")  # whose list of them is optional
 
     def __init__(
         self,
@@ -141,6 +155,7 @@ class MCLMC(Sampler):
         temperature: float = 1.0,
         tune_steps: int = 0,
         energy_variance: float = 5e-4,
+        preconditioner: Optimizer | Iterable[Tensor | float] | None = None,
         num_chains: int | None = None,
         seed: int | None = None,
         capturable: bool = False,
@@ -149,6 +164,7 @@ class MCLMC(Sampler):
     ) -> None:
         super().__init__(**self._SPEC.arguments(locals()))
         self._scratch = _Scratch()
+        self._precondition(preconditioner)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -204,6 +220,7 @@ class MCLMC(Sampler):
         Tuning.check(group["tuning"], group["num_chains"] or 1)
 
     def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
+        super()._check_saved_state(index, p, state)
         if sum(key in state for key in MEANS) == 1:
             raise ValueError(
                 f"Invalid state_dict: the state of parameter {index} must have "
@@ -214,7 +231,7 @@ class MCLMC(Sampler):
         return blank(p, "direction", *(MEANS if group["tuning"] else ()))
 
     def _prepare(self, context: StepContext, work: TensorLists) -> list[list[Tensor]]:
-        """Returns directions, noise, the turn for each parameter, and masters."""
+        """Returns directions, noise, turns, preconditioners if any, and masters."""
         group, params, _, offsets = work
         new = [i for i, p in enumerate(params) if "direction" not in context.state[p]]
         if new:
@@ -233,7 +250,8 @@ class MCLMC(Sampler):
         noise = [self._scratch.noise_of(p) for p in params]
         turn = self._scratch.turn_on(params[0].device, group["num_chains"] or 1)
         masters = start_masters(context, params)
-        return [directions, noise, [turn] * len(params), [], masters]
+        own = self._preconditioners(context, work)
+        return [directions, noise, [turn] * len(params), own, masters]
 
     def _prepare_all(self, context: StepContext, work: list[TensorLists]) -> list[Any]:
         dimension = sum(context.numel(p) for lists in work for p in lists.params)
@@ -265,27 +283,27 @@ class MCLMC(Sampler):
     def _turn(self, context: StepContext, work: list[TensorLists]) -> Tensor:
         """Draws the step's noise and sets its turn; returns the new energy record."""
         first, scratch = context.groups[0], self._scratch
-        chains, total = first["num_chains"] or 1, None
+        chains, sums = first["num_chains"] or 1, list[Tensor]()
         stream = {"purpose": _C.Purpose.UPDATE, **context.noise()}
-        for group, params, grads, offsets in work:
+        for lists in work:
+            group, params, grads, offsets = lists
             noise = [scratch.noise_of(p) for p in params]
             context.placement.updating(gaussian_)(
                 noise, std=1.0, offsets=offsets, **stream
             )
-            for part in context.placement.sums(
+            sums += context.placement.sums(
                 mclmc_sums,
-                params,
                 grads,
+                [context.state[p].get("master", p) for p in params],
                 [context.state[p]["direction"] for p in params],
                 noise,
-                [],
+                self._preconditioners(context, lists),
                 num_data=group["num_data"],
                 prior_precision=group["prior_precision"],
                 num_chains=chains,
                 **prior_of(context.state, group, params),
-            ):
-                total = part if total is None else total + part.to(total.device)
-        assert total is not None
+            )
+        total = torch.cat([each.to(sums[0].device) for each in sums])
         dimension = sum(context.numel(p) for lists in work for p in lists.params)
         turn, energy = mclmc_turn(
             total,

@@ -14,12 +14,13 @@ from torch_sgmcmc.core.ops import running_mean_, sum_of_squares
 
 #: Keys of a parameter's state during tuning.
 MEANS = ("mean", "batch_mean")
-# Gradients that the step size remembers, and the width of its weights in decades of
-# the error (Robnik et al., JMLR 2023, and their program).
+# The most gradients that the step size remembers, and the width of its weights, of
+# log(error) / 6 (Robnik et al., JMLR 2023, and their program).
 _MEMORY, _WIDTH = 150, 1.5
 # L of the autocorrelation: this part of the distance in which θ decorrelates.
 _PART = 0.4
 _BATCHES = 10
+_MOST_MOMENTUM = 1 - 1e-6
 # Numbers before those that the chains carry.
 _COUNT = 7
 
@@ -106,7 +107,8 @@ class Tuning:
             if since in (quarter, 2 * quarter):
                 self._length = self._new_length(context, params, quarter, is_last)
         if self._length > 0:
-            self.momentum = math.exp(-math.sqrt(self.lr * self._unit) / self._length)
+            momentum = math.exp(-math.sqrt(self.lr * self._unit) / self._length)
+            self.momentum = min(momentum, _MOST_MOMENTUM)
         if self._step >= self._total:
             for p in (p for some in params for p in some):
                 for key in MEANS:
@@ -118,7 +120,9 @@ class Tuning:
             return
         ratio = self._error / (self._dimension * self._target) + 1e-8
         weight = math.exp(-0.5 * (math.log(ratio) / (6 * _WIDTH)) ** 2)
-        keep = (_MEMORY - 1) / (_MEMORY + 1)
+        # Short at first: far from equilibrium errors are far too large.
+        memory = min(_MEMORY, 10 + self._step / 5)
+        keep = (memory - 1) / (memory + 1)
         # The error's square grows as the sixth power of ε.
         cube = (self.lr * self._unit) ** 3
         self._weight = keep * self._weight + weight
@@ -167,8 +171,11 @@ class Tuning:
         between = (self._batch_squares / batches - square) * batches / (batches - 1)
         # Steps for one independent draw: the variance of a mean of `length` steps is
         # this number's part 1 / length of that of θ.
-        time = max(1.0, (steps // _BATCHES) * between / spread)
-        return _PART * math.sqrt(self.lr * self._unit) * time
+        length = steps // _BATCHES
+        time = max(1.0, length * between / spread)
+        found = _PART * math.sqrt(self.lr * self._unit) * time
+        # Of a chain that remembers longer than a batch this is a lower bound.
+        return found if 2 * time < length else max(found, self._length)
 
 
 def _square(

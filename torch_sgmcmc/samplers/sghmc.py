@@ -9,15 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.optim import Optimizer
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core import hyperparams
 from torch_sgmcmc.core.context import StepContext, TensorLists, blank, state_dtype
 from torch_sgmcmc.core.ops import gradient_variance_
 from torch_sgmcmc.core.parameters import check_fits
-from torch_sgmcmc.core.sampler import Sampler
+from torch_sgmcmc.core.preconditioner import PreconditionedSampler
 from torch_sgmcmc.core.spec import Motion, SamplerSpec, Traits
-from torch_sgmcmc.core.state import start_masters, start_momenta
+from torch_sgmcmc.core.state import PRECONDITIONER, start_masters, start_momenta
+from torch_sgmcmc.core.step_plan import Operator
 
 _FRICTION = "1 - momentum"
 
@@ -25,7 +27,7 @@ _FRICTION = "1 - momentum"
 _ONLINE = {"grad_variance": Tensor, "num_grads": int, "previous_grad": Tensor}
 
 
-class SGHMC(Sampler):
+class SGHMC(PreconditionedSampler):
     r"""Stochastic gradient Hamiltonian Monte Carlo (Chen, Fox and Guestrin 2014).
 
     Swap it in for ``torch.optim.SGD(params, lr, momentum)``: both numbers keep their
@@ -45,6 +47,13 @@ class SGHMC(Sampler):
     of the order of ``lr`` and the minibatch noise that ``noise_estimate`` does not
     remove. Neither ``lr`` nor ``momentum`` changes the target.
 
+    **With a preconditioner** G, a number for each coordinate that never changes, this
+    is the sampler of θ / √G, with lr G in the place of lr:
+
+    .. math::
+        v \leftarrow (1 - \alpha) v - \mathrm{lr}\, G g
+            + \sqrt{2 (\alpha - \hat\beta)\, \mathrm{lr}\, T G / N}\; \xi.
+
     Args:
         params: parameters or param groups, as for :class:`torch.optim.SGD`.
         lr: step size on SGD's scale, >= 0. In the paper's notation η = lr / N.
@@ -62,6 +71,13 @@ class SGHMC(Sampler):
             afresh from its stationary law given θ. 0 never does. Default: 0.
         initial_momentum: ``"stationary"`` draws the first momentum from its stationary
             law N(0, lr T / N), ``"zeros"`` starts at rest. Default: "stationary".
+        preconditioner: G, a number > 0 for each coordinate, which stays: the step size
+            is lr G. A :class:`PSGLD` sampler of the same parameters, whose burn-in has
+            learned :math:`1 / (\sqrt V + \epsilon)`, here divided by its mean over all
+            elements; or a tensor or number for each parameter, in the order of the
+            groups. Tensors are copied and are then state. Parameters of later groups
+            have G = 1. Excludes "online"
+            and ``resample_momentum_every``. None is 1 for all. Default: None.
         {num_chains} {seed}
         capturable: keep the step counter in device memory, so that ``step()`` can be
             captured in a CUDA graph after one ordinary step. Excludes "online", which
@@ -72,6 +88,7 @@ class SGHMC(Sampler):
         * ``momentum`` (shape of the parameter; fp64 for fp64 parameters, else fp32): v.
         * ``previous_grad``, ``grad_variance`` (same shape and dtype) and
           ``num_grads`` (int), only with ``noise_estimate="online"``.
+        * ``preconditioner`` (same shape and dtype): G, only if given.
         * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see
           :class:`SGLD`.
 
@@ -91,15 +108,17 @@ class SGHMC(Sampler):
 
     Reference:
         T. Chen, E. B. Fox and C. Guestrin, Stochastic Gradient Hamiltonian Monte
-        Carlo, ICML 2014, eq. 15.
+        Carlo, ICML 2014, eq. 15. For G: J. T. Springenberg, A. Klein, S. Falkner and F.
+        Hutter, Bayesian Optimization with Robust Bayesian Neural Networks, NIPS 2016.
     """
 
     _SPEC = SamplerSpec(
         "SGHMC",
         "sghmc_step_",
-        _ONLINE,
+        {**_ONLINE, PRECONDITIONER: Tensor},
         traits=Traits(motion=Motion.MOMENTUM, pull=lambda m: 1.0, has_known_heat=True),
     )
+    _PRECONDITIONED = Operator("sghmc_preconditioned_step_")
 
     def __init__(
         self,
@@ -114,6 +133,7 @@ class SGHMC(Sampler):
         noise_estimate: float | str = 0.0,
         resample_momentum_every: int = 0,
         initial_momentum: str = "stationary",
+        preconditioner: Optimizer | Iterable[Tensor | float] | None = None,
         num_chains: int | None = None,
         seed: int | None = None,
         capturable: bool = False,
@@ -121,6 +141,7 @@ class SGHMC(Sampler):
         process_group: ProcessGroup | None = None,
     ) -> None:
         super().__init__(**self._SPEC.arguments(locals()))
+        self._precondition(preconditioner)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -130,6 +151,18 @@ class SGHMC(Sampler):
                 "and excludes capturable=True"
             )
         hyperparams.check_noise_estimate(group, 1.0 - group["momentum"], _FRICTION)
+        if self._is_preconditioned(group):
+            if group["noise_estimate"] == "online":
+                raise ValueError(
+                    "Invalid noise_estimate: 'online' (must be a number with a "
+                    "preconditioner)"
+                )
+            if group["resample_momentum_every"] > 0:
+                raise ValueError(
+                    "Invalid resample_momentum_every: "
+                    f"{group['resample_momentum_every']} (must be 0 with a "
+                    "preconditioner)"
+                )
 
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         state = super()._blank_state(group, p)
@@ -138,6 +171,7 @@ class SGHMC(Sampler):
         return state
 
     def _check_saved_state(self, index: int, p: Tensor, state: dict[str, Any]) -> None:
+        super()._check_saved_state(index, p, state)
         missing = [key for key in _ONLINE if key not in state]
         if 0 < len(missing) < len(_ONLINE):
             raise ValueError(
@@ -148,15 +182,15 @@ class SGHMC(Sampler):
     def _prepare(
         self, context: StepContext, work: TensorLists
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Returns momenta, gradient variances (empty unless used), and masters."""
+        """Returns momenta, gradient variances (empty unless used) or G, and masters."""
         group, params, _, offsets = work
+        statistics = self._preconditioners(context, work)
         stationary = group["initial_momentum"] == "stationary"
         start_momenta(context, group, params, offsets, stationary=stationary)
-        variances: list[Tensor] = []
         if group["noise_estimate"] == "online":
-            variances = self._observe_gradients(context, work)
+            statistics = self._observe_gradients(context, work)
         momenta = [self.state[p]["momentum"] for p in params]
-        return momenta, variances, start_masters(context, params)
+        return momenta, statistics, start_masters(context, params)
 
     def _uses_gradients(self, group: dict[str, Any]) -> bool:
         return group["noise_estimate"] == "online"

@@ -4,6 +4,7 @@
 #include "torch_sgmcmc/baoa.h"
 #include "torch_sgmcmc/ewsg.h"
 #include "torch_sgmcmc/gibbs.h"
+#include "torch_sgmcmc/mclmc.h"
 #include "torch_sgmcmc/predictive.h"
 #include "torch_sgmcmc/psgld.h"
 #include "torch_sgmcmc/sampler.h"

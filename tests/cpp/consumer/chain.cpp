@@ -105,6 +105,12 @@ sg::EWSGOptions OfGroup(const sg::EWSGOptions& all) {
       .surrogate(all.surrogate());
 }
 
+sg::MCLMCOptions OfGroup(const sg::MCLMCOptions& all) {
+  return sg::MCLMCOptions()
+      .prior_precision(all.prior_precision())
+      .prior_mean(all.prior_mean());
+}
+
 sg::SBPSOptions OfGroup(const sg::SBPSOptions& all) {
   return sg::SBPSOptions()
       .prior_precision(all.prior_precision())
@@ -147,6 +153,7 @@ const std::map<std::string, std::function<std::unique_ptr<sg::Sampler>(
         {"SGLD", Make<sg::SGLD, sg::SGLDOptions>},
         {"SGLRW", Make<sg::SGLRW, sg::SGLRWOptions>},
         {"BAOA", Make<sg::BAOA, sg::BAOAOptions>},
+        {"MCLMC", Make<sg::MCLMC, sg::MCLMCOptions>},
         {"SGHMC", Make<sg::SGHMC, sg::SGHMCOptions>},
         {"PSGLD", Make<sg::PSGLD, sg::PSGLDOptions>},
         {"SGNHT", Make<sg::SGNHT, sg::SGNHTOptions>},

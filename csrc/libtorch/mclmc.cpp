@@ -1,0 +1,161 @@
+#include "torch_sgmcmc/mclmc.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "host/settings.h"
+#include "libtorch/checks.h"
+#include "libtorch/operators.h"
+#include "libtorch/sampler_impl.h"
+#include "ops/mclmc.h"
+#include "random/counter.h"
+
+namespace torch_sgmcmc {
+namespace {
+
+class MCLMCImpl : public SamplerImpl {
+ public:
+  MCLMCImpl() : SamplerImpl("mclmc_step_") {
+    progress_.keep("tuning", std::vector<double>());
+  }
+
+  double energy_error() const {
+    if (!energy_.defined()) return std::numeric_limits<double>::quiet_NaN();
+    const at::Tensor sums = energy_.sum(0);
+    return Ratio(sums[3].item<double>(), sums[1].item<double>() * dimension_);
+  }
+
+ protected:
+  void prepare(TensorLists& lists) override;
+  void prepare_all(std::vector<TensorLists>& lists) override;
+  void update(const TensorLists& lists) override {
+    SamplerImpl::update(lists);
+    if (next_.defined()) energy_.copy_(next_);
+    next_.reset();
+  }
+  void check_options(const OptionValues& options) const override {
+    const auto steps = options.get<int64_t>("tune_steps");
+    if (steps == 0) return;
+    Invalid("Invalid tune_steps: ", steps,
+            " (must be 0: tune in Python, and give its lr and momentum)");
+  }
+  void check_progress(const NamedValues& progress,
+                      const OptionValues& /*options*/) const override {
+    if (progress.get<std::vector<double>>("tuning").empty()) return;
+    Invalid("Invalid tuning: not finished (finish it in Python)");
+  }
+  std::vector<std::string> shared_names() const override {
+    return {"lr",         "momentum",        "num_data",  "temperature",
+            "tune_steps", "energy_variance", "num_chains"};
+  }
+  const char* why_equal() const override {
+    return "the direction is one unit vector over all groups";
+  }
+  void parameters_changed() override { noise_.clear(); }
+
+ private:
+  at::Tensor sums_of(const TensorLists& lists, int64_t chains);
+
+  // By the parameter's TensorImpl.
+  std::unordered_map<const void*, at::Tensor> noise_;
+  // The chains' records of energy errors, before and after the step
+  // (ops/mclmc.h).
+  at::Tensor energy_;
+  at::Tensor next_;
+  double dimension_ = 0;
+};
+
+void MCLMCImpl::prepare(TensorLists& lists) {
+  Tensors fresh;
+  std::vector<int64_t> offsets;
+  lists.state.assign(4, {});  // no preconditioners
+  for (size_t i = 0; i < lists.params.size(); ++i) {
+    const at::Tensor& param = lists.params[i];
+    at::Tensor& direction = own_state_of(param)["direction"];
+    if (!direction.defined()) {
+      direction = ZeroState(param);
+      fresh.push_back(direction);
+      offsets.push_back(lists.offsets[i]);
+    }
+    at::Tensor& noise = noise_[param.unsafeGetTensorImpl()];
+    if (!noise.defined() || noise.sizes() != param.sizes() ||
+        noise.device() != param.device()) {
+      noise = ZeroState(param);
+    }
+    lists.state[0].push_back(direction);
+    lists.state[1].push_back(noise);
+  }
+  if (fresh.empty()) return;
+  const NoiseKey key = KeyOf(lists);
+  gaussian_(fresh, /*std=*/1.0, offsets, key.seed, key.step,
+            static_cast<int64_t>(Purpose::kRefreshment), key.device_step,
+            /*rows=*/std::nullopt, key.num_chains);
+}
+
+// Draws the noise of these parameters; returns the products of a step.
+at::Tensor MCLMCImpl::sums_of(const TensorLists& lists, int64_t chains) {
+  const NoiseKey key = KeyOf(lists);
+  gaussian_(lists.state[1], /*std=*/1.0, key.offsets, key.seed, key.step,
+            static_cast<int64_t>(Purpose::kUpdate), key.device_step,
+            /*rows=*/std::nullopt, key.num_chains);
+  const OptionValues& options = *lists.options;
+  Tensors positions = lists.params;
+  auto master = lists.masters.begin();
+  for (at::Tensor& position : positions) {
+    if (HasMaster(position)) position = *master++;
+  }
+  return mclmc_sums(lists.grads, positions, lists.state[0], lists.state[1], {},
+                    options.num_data(), options.prior_precision(), chains,
+                    options.prior_mean(), MeansOf(lists.prior_means));
+}
+
+void MCLMCImpl::prepare_all(std::vector<TensorLists>& lists) {
+  SamplerImpl::prepare_all(lists);
+  if (lists.empty()) return;
+  const OptionValues& options = *lists[0].options;
+  const int64_t chains = options.chains().value_or(1);
+  int64_t numel = 0;
+  Tensors all;
+  for (const TensorLists& each : lists) {
+    for (const at::Tensor& param : each.params) numel += param.numel();
+    all.push_back(sums_of(each, chains));
+    all.back() = all.back().to(all[0].device());
+  }
+  const at::Tensor sums = at::cat(all);
+  dimension_ = static_cast<double>(numel / chains);
+  if (dimension_ < 2) {
+    Raise(
+        "MCLMC got a gradient of 1 element (must be at least 2: the direction "
+        "is a unit vector, and d - 1 divides)");
+  }
+  if (!energy_.defined() || energy_.size(0) != chains) {
+    energy_ = at::zeros({chains, kEnergyNumbers}, sums.options());
+    energy_.select(1, 0).fill_(std::numeric_limits<double>::quiet_NaN());
+  }
+  const double variance =
+      options.lr() * options.temperature() / options.num_data();
+  at::Tensor turn;
+  std::tie(turn, next_) =
+      mclmc_turn(sums, energy_, std::sqrt(variance * dimension_),
+                 options.number("momentum"), dimension_,
+                 options.num_data() / options.temperature());
+  for (TensorLists& each : lists) {
+    each.state[2].assign(each.params.size(), turn.to(each.params[0].device()));
+  }
+}
+
+const bool kMCLMC = Register<MCLMCOptions, MCLMCImpl>();
+
+}  // namespace
+
+double MCLMC::energy_error() const {
+  return static_cast<const MCLMCImpl&>(impl()).energy_error();
+}
+
+}  // namespace torch_sgmcmc

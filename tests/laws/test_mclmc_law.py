@@ -1,0 +1,340 @@
+"""MCLMC follows the recursion of its papers, and samples Gaussians."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import torch_sgmcmc as sg
+from torch_sgmcmc import _C, MCLMC
+from torch_sgmcmc.core.ops import gaussian_
+
+pytestmark = pytest.mark.full
+
+PRIORS, MEANS, SIZES = (0.0, 3.0), (0.0, 0.5), (7, 300)
+NUM_DATA, TEMPERATURE, LR, MOMENTUM = 20.0, 0.7, 0.02, 0.8
+
+
+def noise(sampler, purpose, step):
+    """The sampler's own noise of a step, of all parameters in one row."""
+    out = [torch.zeros(n, dtype=torch.float64) for n in SIZES]
+    offsets = [at for group in sampler.param_groups for at in group["offsets"]]
+    gaussian_(
+        out, std=1.0, offsets=offsets, seed=sampler.seed, step=step, purpose=purpose
+    )
+    return torch.cat(out).numpy()
+
+
+def turned(u, gradient, step_size):
+    """The turn of Robnik et al. (2023), and its change of the kinetic energy."""
+    e = -gradient / np.linalg.norm(gradient)
+    delta = step_size * np.linalg.norm(gradient) / (len(u) - 1)
+    across = np.cosh(delta) + e @ u * np.sinh(delta)
+    u = (u + e * (np.sinh(delta) + e @ u * (np.cosh(delta) - 1))) / across
+    return u, (len(u) - 1) * np.log(across)
+
+
+class Recursion:
+    """A chain in NumPy: turn, move, turn, refresh, written as in the papers."""
+
+    def __init__(self, theta, u, gradient):
+        self.theta, self.u, self.gradient = theta, u / np.linalg.norm(u), gradient
+        self.g = gradient(theta)
+        d = len(theta)
+        self.step_size = math.sqrt(LR * d * TEMPERATURE / NUM_DATA)
+        length = -self.step_size / math.log(MOMENTUM)
+        self.nu = math.sqrt(math.expm1(2 * self.step_size / length) / d)
+        self.errors = []
+
+    def half(self):
+        self.u, kinetic = turned(self.u, self.g, self.step_size / 2)
+        return kinetic
+
+    def step(self, z):
+        """Steps from refreshment to refreshment; z is the noise at its beginning."""
+        u = self.u + self.nu * z
+        self.u = u / np.linalg.norm(u)
+        error = self.half()
+        self.theta = self.theta + self.step_size * self.u
+        error += self.step_size * self.u @ self.g / 2
+        self.g = self.gradient(self.theta)
+        error += self.step_size * self.u @ self.g / 2
+        self.errors.append(error + self.half())
+
+
+def make(seed=3):
+    g = torch.Generator().manual_seed(1)
+    params = [
+        nn.Parameter(torch.randn(n, generator=g, dtype=torch.float64)) for n in SIZES
+    ]
+    groups = [
+        {"params": [p], "prior_precision": prior, "prior_mean": mean}
+        for p, prior, mean in zip(params, PRIORS, MEANS, strict=True)
+    ]
+    sampler = MCLMC(
+        groups, LR, MOMENTUM, num_data=NUM_DATA, temperature=TEMPERATURE, seed=seed
+    )
+    return sampler, params
+
+
+def slope(x):
+    """The gradient of a mean loss that is no quadratic."""
+    return 0.3 * x + 0.1 * x**3
+
+
+def set_gradients(params):
+    for p in params:
+        p.grad = slope(p.detach())
+
+
+@pytest.mark.default
+def test_recursion():
+    sampler, params = make()
+    precision = np.repeat(PRIORS, SIZES)
+    mean = np.repeat(MEANS, SIZES)
+
+    def gradient(theta):
+        return (NUM_DATA * slope(theta) + precision * (theta - mean)) / TEMPERATURE
+
+    theta = torch.cat([p.detach() for p in params]).numpy()
+    twin = Recursion(theta, noise(sampler, _C.Purpose.REFRESHMENT, 0), gradient)
+    twin.half()  # the sampler's first step begins with the turn of the step before
+    for step in range(100):
+        set_gradients(params)
+        sampler.step()
+        twin.step(noise(sampler, _C.Purpose.UPDATE, step))
+        theta = torch.cat([p.detach() for p in params]).numpy()
+        # The twin has turned for the next step already.
+        np.testing.assert_allclose(theta, twin.theta, rtol=1e-9, atol=1e-12)
+    u = torch.cat([sampler.state[p]["direction"] for p in params])
+    assert float(u.norm()) == pytest.approx(1, abs=1e-12)
+    # The last error awaits the next gradient.
+    expected = np.mean(np.square(twin.errors[:-1])) / sum(SIZES)
+    assert sampler.energy_error == pytest.approx(expected, rel=1e-6)
+    assert sampler.step_size == pytest.approx(twin.step_size)
+
+
+def squares(precision, lr, momentum, *, steps, chains=2048, burn=200, groups=1, seed=1):
+    """Mean squares in the basis of the precision matrix, times the precision.
+
+    Of chains from the exact law, every tenth step. The standard errors are those of as
+    many independent draws as a direction has relaxation times.
+    """
+    values, basis = torch.linalg.eigh(precision)
+    d = len(values)
+    draws = torch.randn(chains, d, generator=torch.Generator().manual_seed(0))
+    start = (draws / values.sqrt()) @ basis.T
+    params = [nn.Parameter(part.clone()) for part in start.tensor_split(groups, dim=1)]
+    sampler = MCLMC(
+        [{"params": [p]} for p in params],
+        *(lr, momentum),
+        num_data=8.0,
+        num_chains=chains,
+        seed=seed,
+    )
+    total, count = torch.zeros(d, dtype=torch.float64), 0
+    for step in range(burn + steps):
+        theta = torch.cat([p.detach() for p in params], 1)
+        if step >= burn and step % 10 == 0:
+            total += ((theta @ basis).double() ** 2).mean(0)
+            count += 1
+        gradient = theta @ precision / 8.0
+        for p, part in zip(params, gradient.tensor_split(groups, dim=1), strict=True):
+            p.grad = part.contiguous()
+        sampler.step()
+    # Of a wide direction, and of the momentum, by which stiff ones exchange energy.
+    widest = steps * lr * values.numpy() / 8.0 / (1 - momentum)
+    independent = 1 + np.minimum(steps * (1 - momentum), widest)
+    return (total / count * values).numpy(), np.sqrt(2 / (chains * independent))
+
+
+def expected(precision, lr):
+    """1 + lr (k/4 - mean k/6) / N, up to 1/d and lr²: docs/samplers/mclmc.md."""
+    k = torch.linalg.eigvalsh(precision).numpy() / 8.0
+    return 1 + lr * (k / 4 - k.mean() / 6)
+
+
+def correlated(d, condition):
+    basis = torch.linalg.qr(
+        torch.randn(d, d, generator=torch.Generator().manual_seed(2))
+    )
+    values = torch.logspace(0, math.log10(condition), d)
+    return basis.Q * values @ basis.Q.T
+
+
+GAUSSIANS = {
+    "isotropic": (8.0 * torch.eye(50), 0.1, 1),
+    "correlated": (8.0 * correlated(40, 10.0), 0.02, 1),
+    "two groups": (8.0 * correlated(40, 10.0), 0.02, 2),
+}
+
+
+def check(name, seen, error, precision, lr):
+    wanted = expected(precision, lr)
+    # A fifth of the ε² term, for 1/d and the next order.
+    slack = 0.2 * np.abs(wanted - 1) + 0.2 * lr / 8
+    bad = np.abs(seen - wanted) > 4 * error + slack
+    assert not bad.any(), (name, seen[bad], wanted[bad])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("isotropic", marks=pytest.mark.default), "correlated", "two groups"],
+)
+def test_gaussians(name):
+    precision, lr, groups = GAUSSIANS[name]
+    steps = 400 if name == "isotropic" else 3000
+    seen, error = squares(precision, lr, 0.8, steps=steps, groups=groups)
+    check(name, seen, error, precision, lr)
+
+
+def test_condition_number():
+    """10⁴: the stiffest direction allows lr k < 4; the widest keeps its start long."""
+    precision = 8.0 * torch.diag(torch.logspace(0, 4, 20))
+    seen, error = squares(precision, 2e-5, 0.99, steps=4000, chains=1024)
+    check("condition", seen, error, precision, 2e-5)
+
+
+@pytest.mark.default
+def test_a_wrong_length_is_seen():
+    """A temperature 3 % too large, in place of a bug."""
+    precision, lr, _ = GAUSSIANS["isotropic"]
+    seen, error = squares(precision, lr, 0.8, steps=400)
+    with pytest.raises(AssertionError):
+        check("hot", 1.03 * seen, error, precision, lr)
+
+
+def gaussian_run(condition, tune, steps, d=50, lr=1e-3, **more):
+    k = torch.logspace(0, math.log10(condition), d)
+    p = nn.Parameter(torch.randn(4, d, generator=torch.Generator().manual_seed(5)))
+    sampler = MCLMC(
+        [p], lr, num_data=1.0, num_chains=4, tune_steps=tune, seed=2, **more
+    )
+    for _ in range(tune + steps):
+        p.grad = k * p.detach()
+        sampler.step()
+    return sampler
+
+
+@pytest.mark.parametrize("condition", [1.0, 10.0, 100.0, 1e4])
+def test_tuning_reaches_the_energy_error(condition):
+    sampler = gaussian_run(condition, 2000, 2000)
+    assert 2.5e-4 < sampler.energy_error < 1e-3
+    assert sampler.param_groups[0]["tuning"] == []
+    assert "mean" not in sampler.state[sampler.param_groups[0]["params"][0]]
+
+
+def test_tuned_length():
+    """Finds about the radius √d on N(0, I): the spread, then 0.4 times the memory."""
+    sampler = gaussian_run(1.0, 4000, 0)
+    assert 0.3 * math.sqrt(50) < sampler.decoherence_length < 3 * math.sqrt(50)
+
+
+def network(seed):
+    """A random network, data and scale."""
+    g = torch.Generator().manual_seed(seed)
+
+    def pick(low, high):
+        return low + int(torch.randint(high - low, (), generator=g))
+
+    sizes = [pick(1, 9), *(pick(2, 40) for _ in range(pick(1, 4))), 1]
+    layers = [nn.Linear(a, b) for a, b in pairwise(sizes)]
+    act = [nn.ReLU, nn.Tanh, nn.SiLU][pick(0, 3)]
+    model = nn.Sequential(*[part for layer in layers for part in (layer, act())][:-1])
+    scale = 10.0 ** pick(-3, 4)
+    for p in model.parameters():
+        p.data = scale * torch.randn(p.shape, generator=g)
+    x = torch.randn(pick(5, 60), sizes[0], generator=g)
+    y = 10.0 ** pick(-2, 3) * torch.randn(len(x), 1, generator=g)
+    return model, x, y, 10.0 ** pick(-6, 1)
+
+
+def test_random_networks_stay_finite():
+    """200 networks, from far starts, at steps from far too small to far too large."""
+    for seed in range(200):
+        model, x, y, lr = network(seed)
+        sampler = MCLMC(
+            model.parameters(),
+            lr,
+            num_data=len(x),
+            prior_precision=1.0,
+            tune_steps=40 if seed % 2 else 0,
+            seed=seed,
+        )
+        for _ in range(50):
+            sampler.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            sampler.step()
+        assert all(bool(p.isfinite().all()) for p in model.parameters()), seed
+        assert math.isfinite(sampler.step_size), seed
+
+
+@pytest.mark.default
+def test_refusals():
+    one = [nn.Parameter(torch.zeros(1))]
+    one[0].grad = torch.zeros(1)
+    sampler = MCLMC(one, 0.1, num_data=1)
+    with pytest.raises(ValueError, match="at least 2"):
+        sampler.step()
+    assert not sampler.state and sampler.param_groups[0]["step"] == 0
+    two = [nn.Parameter(torch.zeros(2))]
+    with pytest.raises(ValueError, match="Invalid temperature: 0"):
+        MCLMC(two, 0.1, num_data=1, temperature=0.0)
+    for key in ("lr", "momentum", "num_data", "temperature"):
+        with pytest.raises(ValueError, match=f"Invalid param group: '{key}'"):
+            MCLMC([{"params": two, key: 0.5}], 0.1, num_data=1)
+    with pytest.raises(ValueError, match="Invalid tune_steps: 39"):
+        MCLMC(two, 0.1, num_data=1, tune_steps=39)
+    with pytest.raises(ValueError, match="excludes capturable"):
+        MCLMC(two, 0.1, num_data=1, tune_steps=40, capturable=True)
+
+
+@pytest.mark.default
+def test_a_resumed_tuning_is_the_same():
+    """Tuning, its means and its record of errors are saved: at each quarter."""
+
+    def run(stops):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+        x = torch.randn(20, 3)
+
+        def make():
+            return sg.MCLMC(
+                model.parameters(), 1e-3, num_data=20, tune_steps=60, seed=1
+            )
+
+        sampler = make()
+        for step in range(70):
+            if step in stops:
+                saved = sampler.state_dict()
+                sampler = make()
+                sampler.load_state_dict(saved)
+            sampler.zero_grad()
+            model(x).square().mean().backward()
+            sampler.step()
+        group = sampler.param_groups[0]
+        return [p.detach() for p in model.parameters()], group["lr"], group["momentum"]
+
+    (ours, *numbers), (theirs, *others) = run(()), run((1, 20, 37, 50, 60))
+    assert numbers == others and numbers[0] != 1e-3 and numbers[1] != 0.9
+    assert all(map(torch.equal, ours, theirs))
+
+
+@pytest.mark.default
+def test_a_failed_step_changes_nothing():
+    sampler, params = make()
+    set_gradients(params)
+    sampler.step()
+    before = [p.detach().clone() for p in params], sampler.energy_error
+    set_gradients(params)
+    params[1].grad[3] = math.nan
+    with pytest.raises(RuntimeError, match="NaN"):
+        sampler.step()
+    assert all(map(torch.equal, before[0], [p.detach() for p in params]))
+    assert sampler.param_groups[0]["step"] == 1
+    set_gradients(params)
+    sampler.step()
+    assert math.isfinite(sampler.energy_error)
