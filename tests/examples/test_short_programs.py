@@ -132,7 +132,7 @@ def test_how_groups_differ_is_sampled_right(tmp_path, one_thread):
 
 
 def test_a_table_from_trained_networks(tmp_path, one_thread):
-    """Of 600 steps: networks together predict better than one, and draws than these."""
+    """Networks together predict better than one, and draws of 600 steps than these."""
     printed = run("tabular_regression", tmp_path / "table.png", "--steps", 600)
     assert "8 chains of 50 draws" in printed and "\n400 draws: RMSE" in printed
     one, together, draws = map(float, re.findall(r"NLL (-?[\d.]+)", printed))
