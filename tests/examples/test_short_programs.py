@@ -131,6 +131,14 @@ def test_how_groups_differ_is_sampled_right(tmp_path, one_thread):
         assert 0.8 < float(sd) / float(exact_sd) < 1.25
 
 
+def test_a_table_from_trained_networks(tmp_path, one_thread):
+    """Networks together predict better than one, and draws of 600 steps than these."""
+    printed = run("tabular_regression", tmp_path / "table.png", "--steps", 600)
+    assert "8 chains of 50 draws" in printed and "\n400 draws: RMSE" in printed
+    one, together, draws = map(float, re.findall(r"NLL (-?[\d.]+)", printed))
+    assert draws < together < one - 1
+
+
 def test_which_steps_become_draws(tmp_path, one_thread):
     printed = run("collected_steps", tmp_path / "collected.png", "--steps", 200)
     assert "40 draws of burn_in=40, every=4" in printed
