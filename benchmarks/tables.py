@@ -249,9 +249,9 @@ LEAPS = 200  # of a trajectory
 mclmc = partial(sg.MCLMC, lr=4e-4, momentum=0.999)
 tuned = partial(mclmc, energy_variance=0.3)
 SAMPLERS = {
+    "MCLMC, tuned, priors by layer": Setting(tuned, tune=0.4, by_layer=True),
     "MCLMC, priors by layer": Setting(mclmc, by_layer=True),
     "MCLMC": Setting(mclmc),
-    "MCLMC, tuned": Setting(tuned, tune=0.4),
     "BAOA": Setting(partial(sg.BAOA, lr=1e-4, momentum=0.99)),
     "SGHMC": Setting(partial(sg.SGHMC, lr=1e-4, momentum=0.99)),
     "HMC": Setting(partial(sg.HMC, step_size=1e-3, num_steps=LEAPS), tune=0.2),
