@@ -54,14 +54,11 @@ class MCLMCImpl : public SamplerImpl {
   void prepare_all(std::vector<TensorLists>& lists) override;
   void update(const TensorLists& lists) override {
     SamplerImpl::update(lists);
-    if (next_.defined()) energy_.copy_(next_);
+    if (next_.defined()) {  // a device may have skipped the step
+      const at::Tensor is_made = next_.select(1, 0).isfinite().all();
+      energy_.copy_(at::where(is_made, next_, energy_));
+    }
     next_.reset();
-  }
-  void check_options(const OptionValues& options) const override {
-    const auto steps = options.get<int64_t>("tune_steps");
-    if (steps == 0) return;
-    Invalid("Invalid tune_steps: ", steps,
-            " (must be 0: tune in Python, and give its lr and momentum)");
   }
   void check_progress(const NamedValues& progress,
                       const OptionValues& /*options*/) const override {
@@ -75,7 +72,11 @@ class MCLMCImpl : public SamplerImpl {
   const char* why_equal() const override {
     return "the direction is one unit vector over all groups";
   }
-  void parameters_changed() override { noise_.clear(); }
+  void parameters_changed() override {
+    noise_.clear();
+    energy_.reset();
+    next_.reset();
+  }
 
  private:
   // By the parameter's TensorImpl.
@@ -118,6 +119,11 @@ void MCLMCImpl::prepare_all(std::vector<TensorLists>& lists) {
   SamplerImpl::prepare_all(lists);
   if (lists.empty()) return;
   const OptionValues& options = *lists[0].options;
+  const auto tuned = options.get<int64_t>("tune_steps");
+  if (tuned > 0 && lists[0].step.get() < tuned) {
+    Raise("MCLMC has made ", lists[0].step.get(), " of tune_steps = ", tuned,
+          " steps, and C++ does not tune (do it in Python)");
+  }
   const int64_t chains = options.chains().value_or(1);
   int64_t numel = 0;
   Tensors all;
@@ -137,6 +143,7 @@ void MCLMCImpl::prepare_all(std::vector<TensorLists>& lists) {
     energy_ = at::zeros({chains, kEnergyNumbers}, sums.options());
     energy_.select(1, 0).fill_(std::numeric_limits<double>::quiet_NaN());
   }
+  energy_ = energy_.to(sums.device());
   const double variance =
       options.lr() * options.temperature() / options.num_data();
   at::Tensor turn;

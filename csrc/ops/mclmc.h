@@ -130,7 +130,7 @@ struct Products {
 };
 
 // The step of one chain, from its sums over each of `tensors`. `energy` gets
-// the new record, or the old one without finite sums.
+// the new record, which begins with NaN without finite sums.
 SG_HOST_DEVICE inline void TurnChain(const TurnNumbers& n, const double* of,
                                      int64_t tensors, int64_t chains,
                                      const double* before, double* turn,
@@ -166,7 +166,6 @@ SG_HOST_DEVICE inline void TurnChain(const TurnNumbers& n, const double* of,
       before[0] + n.step_size * arrival / 2 + (n.dimension - 1) * second;
   const double next = n.step_size * departure / 2 + (n.dimension - 1) * first;
   for (int64_t i = 0; i < kEnergyNumbers; ++i) energy[i] = before[i];
-  if (!(next - next == 0)) return;
   energy[0] = next;
   if (error - error == 0) {  // NaN before the first step
     energy[1] += 1;

@@ -25,7 +25,7 @@ TRAITS = {
     "SGLRW": ("GRADIENT", "LATTICE", 1.0, set()),
     "SGHMC": ("GRADIENT", "MOMENTUM", 1.0, {"has_known_heat"}),
     "BAOA": ("GRADIENT", "HALF_DRIFTS", 0.75, {"has_known_heat"}),
-    "MCLMC": ("GRADIENT", "NONE", 0.75, {"finds_lr"}),
+    "MCLMC": ("GRADIENT", "NONE", 0.75, set()),
     "PSGLD": ("GRADIENT", "LANGEVIN", None, set()),
     "SGNHT": ("GRADIENT", "THERMOSTAT", 1.0, set()),
     "EWSG": ("GRADIENTS", "MOMENTUM", 1.0, {"is_biased"}),
@@ -33,7 +33,7 @@ TRAITS = {
     "HMCECS": ("SUBSAMPLES", None, None, {"accepts"}),
     "SBPS": ("EXAMPLES", None, None, {"is_path"}),
 }
-FLAGS = ("has_known_heat", "is_biased", "accepts", "is_path", "finds_lr")
+FLAGS = ("has_known_heat", "is_biased", "accepts", "is_path")
 
 
 def stem_of(name):

@@ -178,6 +178,20 @@ def test_the_same_noise_offsets_are_refused(changes, run_in_cpp):
     assert_same_refused(refusal(run_in_cpp, job), in_python.value)
 
 
+def test_a_tuned_chain_goes_on_and_one_in_tuning_does_not(run_in_cpp):
+    job = begun("MCLMC")
+    job["state"] = copy.deepcopy(job["state"])
+    for group in job["state"]["param_groups"]:
+        group.update(tune_steps=2)
+    assert run_in_cpp(job)["state"]["param_groups"][0]["tune_steps"] == 2
+    for group in job["state"]["param_groups"]:
+        group.update(tune_steps=400)
+    assert "3 of tune_steps = 400 steps" in refusal(run_in_cpp, job)
+    for group in job["state"]["param_groups"]:
+        group.update(tuning=[0.0])
+    assert "Invalid tuning: not finished" in refusal(run_in_cpp, job)
+
+
 def of_frozen_gamma(params):
     """State of Γ is refused where Γ is not used."""
     sampler = sg.PSGLD(params, lr=1e-3, num_data=500)

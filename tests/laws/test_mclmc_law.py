@@ -338,3 +338,75 @@ def test_a_failed_step_changes_nothing():
     set_gradients(params)
     sampler.step()
     assert math.isfinite(sampler.energy_error)
+
+
+def tuned(k, *, a=None, lr=1e-3, steps=800, start=0.0, d=50, missing=()):
+    """Tunes on N(0, 1 / k); returns lr, momentum, and the parameters' state."""
+    p = nn.Parameter(torch.full((d,), start))
+    given = {} if a is None else {"preconditioner": [a]}
+    sampler = MCLMC([p], lr, num_data=1, tune_steps=steps, seed=0, **given)
+    for step in range(steps + 10):
+        p.grad = None if step in missing else k * p.detach()
+        sampler.step()
+    group = sampler.param_groups[0]
+    assert group["tuning"] == []
+    return group["lr"], group["momentum"], {*sampler.state[p]} - {"step"}
+
+
+@pytest.mark.default
+def test_tuning_in_the_coordinates_of_a_preconditioner():
+    """Equal to the bit: √A are powers of 2, and 1 / k is A."""
+    plain, others = tuned(1.0), (tuned(2.0**12, a=2.0**-12), tuned(2.0**-12, a=2.0**12))
+    for other in others:
+        assert other[:2] == plain[:2]
+
+
+@pytest.mark.default
+def test_tuning_from_a_step_that_is_far_too_large():
+    assert tuned(1.0, lr=4.0)[0] == pytest.approx(tuned(1.0)[0], rel=0.1)
+
+
+@pytest.mark.default
+@pytest.mark.filterwarnings("ignore:MCLMC has counted a step")
+@pytest.mark.parametrize("missing", [(100,), (799,), (650, 651)])
+def test_tuning_ends_when_steps_have_no_gradient(missing):
+    lr, momentum, state = tuned(1.0, missing=missing)
+    assert state == {"direction"}
+    assert lr == pytest.approx(tuned(1.0)[0], rel=0.2)
+    assert 0.2 < momentum < 0.8
+
+
+@pytest.mark.default
+def test_parameters_without_a_gradient_are_no_dimensions():
+    p, unused = nn.Parameter(torch.ones(50)), nn.Parameter(torch.ones(450))
+    sampler = MCLMC([p, unused], 0.1, num_data=1, seed=0)
+    for _ in range(20):
+        before, p.grad = p.detach().clone(), p.detach().clone()
+        sampler.step()
+    assert float((p.detach() - before).norm()) == pytest.approx(sampler.step_size)
+
+
+@pytest.mark.default
+def test_a_skipped_step_of_one_chain_leaves_all_records():
+    def run(compiles):
+        p = nn.Parameter(torch.linspace(-1, 1, 40).view(2, 20))
+        settings = {"num_chains": 2, "capturable": True, "nonfinite": "skip"}
+        sampler = MCLMC([p], 0.1, num_data=1, seed=0, **settings)
+        step = (
+            torch.compile(sampler.step, backend="eager") if compiles else sampler.step
+        )
+        for i in range(12):
+            p.grad = p.detach().clone()
+            if i % 3 == 2:
+                p.grad[1, 4] = math.nan
+            step()
+        return sampler.energy_error
+
+    assert run(True) == run(False) > 0
+
+
+@pytest.mark.default
+def test_a_tensor_as_lr_is_not_tuned():
+    p = nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match="Invalid lr: a Tensor"):
+        MCLMC([p], torch.tensor(0.1), num_data=1, tune_steps=40)

@@ -55,8 +55,6 @@ class Traits(NamedTuple):
     is_biased: bool = False
     #: It accepts or rejects proposals, and its warm-up sets the step size by that.
     accepts: bool = False
-    #: Each chain finds its own lr.
-    finds_lr: bool = False
     #: By param group, whether gradients come from ``backward(create_graph=True)``.
     needs_graph: Callable[[Mapping[str, Any]], bool] = lambda group: False
     #: The chain is a path, whose draws are at times, and not after steps.

@@ -235,8 +235,9 @@ def _sharing(
 def _different_settings(series: Mapping[int, Series], runs: Runs) -> list[str]:
     found = []
     names = ["temperature", "prior_precision", "num_data", "lr"]
-    traits = [traits_of(ran.sampler) for ran in runs.values() if ran]
-    if any(each.accepts or each.finds_lr for each in traits):
+    ran = [each for each in runs.values() if each]
+    tuned = any(group.get("tune_steps") for each in ran for group in each.settings)
+    if tuned or any(traits_of(each.sampler).accepts for each in ran):
         names.remove("lr")  # each chain has set its own
     for name in names:
         groups: dict[str, list[int]] = {}

@@ -89,7 +89,8 @@ class MCLMC(Sampler):
         params: parameters or param groups, as for :class:`torch.optim.SGD`; at least
             two elements. Groups may differ in prior and not in other hyperparameters,
             since u has one length.
-        lr: step size on SGD's scale, ε² N / (d T), >= 0. The start of tuning.
+        lr: step size on SGD's scale, ε² N / (d T), >= 0. The start of tuning, which
+            overwrites it: begin to schedule lr afterwards.
         momentum: m in [0, 1), the part of u that a step keeps. Default: 0.9.
         {num_data} {prior_precision} {prior_mean}
         temperature: T > 0; 1 is the Bayesian posterior. Default: 1.
@@ -107,8 +108,10 @@ class MCLMC(Sampler):
         * ``direction`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
           u. Starts uniform on the sphere.
         * ``preconditioner`` (same shape and dtype): A, only if given.
-        * ``mean`` and ``batch_mean`` (same shape and dtype), during tuning only: means
-          of θ since the quarter's start, and of the batch in progress.
+        * ``mean`` and ``batch_mean`` (same shape and dtype), in the second half of
+          tuning only: means of θ since the quarter's start, and of the batch in
+          progress. torch.distributed.checkpoint does not restore them: the quarter
+          then begins again.
         * ``master`` (same shape, fp32), only of parameters in bf16 or fp16: θ, see
           :class:`SGLD`.
 
@@ -141,7 +144,7 @@ class MCLMC(Sampler):
         why_equal="the direction is one unit vector over all groups",
         # Empty before and after tuning.
         progress={"tuning": []},
-        traits=Traits(motion=Motion.NONE, pull=lambda m: (1 + m) / 2, finds_lr=True),
+        traits=Traits(motion=Motion.NONE, pull=lambda m: (1 + m) / 2),
     )
     _PRECONDITIONED = Operator("mclmc_step_")  # whose list of them is optional
 
@@ -187,10 +190,11 @@ class MCLMC(Sampler):
     def energy_error(self) -> float:
         """The mean square of a step's energy error, per dimension.
 
-        Over the steps of this object since tuning, and over all chains; NaN before the
-        second. The bias of the chain grows with it: 5e-4 is the usual target. The error
-        is Δ(U / T), by gradients at both ends of a move, plus the change of the kinetic
-        energy. With minibatches it contains their noise.
+        Over the steps since tuning, construction or loading, and over all chains; NaN
+        during tuning and before the second step. The bias of the chain grows with it:
+        5e-4 is the usual target. The error is Δ(U / T), by gradients at both ends of a
+        move, plus the change of the kinetic energy. With minibatches it contains their
+        noise.
         """
         energy = self._scratch.energy
         if energy is None:
@@ -199,9 +203,9 @@ class MCLMC(Sampler):
         return squares / (count * self._dimension()) if count else math.nan
 
     def _dimension(self) -> int:
-        """Returns the number of elements of a chain."""
-        context = context_of(self)
-        return sum(context.numel(p) for p in context.params if p.requires_grad)
+        """Returns the number of elements of a chain, as of the last step."""
+        context, known = context_of(self), self._scratch.dimension
+        return known or sum(context.numel(p) for p in context.params if p.requires_grad)
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)
@@ -209,6 +213,11 @@ class MCLMC(Sampler):
         if 0 < steps < Tuning.LEAST:
             raise ValueError(
                 f"Invalid tune_steps: {steps} (must be 0 or >= {Tuning.LEAST})"
+            )
+        if steps and isinstance(group["lr"], Tensor):
+            raise ValueError(
+                "Invalid lr: a Tensor, which others may hold, with tune_steps, which "
+                "sets lr (give a number)"
             )
         if steps and group["capturable"]:
             raise ValueError(
@@ -283,8 +292,10 @@ class MCLMC(Sampler):
         first = self.param_groups[0]
         if first["tune_steps"] and context.rng.steps <= first["tune_steps"]:
             self._tune(context, plan, energy)
-        else:
-            self._scratch.keep(energy)
+            return
+        if first["tuning"]:  # tune_steps has changed, or the last step had no gradient
+            self._end_tuning(context)
+        self._scratch.keep(energy)
 
     def _turn(self, context: StepContext, work: list[TensorLists]) -> Tensor:
         """Draws the step's noise and sets its turn; returns the new energy record."""
@@ -312,6 +323,7 @@ class MCLMC(Sampler):
             )
         total = torch.cat([each.to(sums[0].device) for each in sums])
         dimension = sum(context.numel(p) for lists in work for p in lists.params)
+        scratch.dimension = dimension
         turn, energy = mclmc_turn(
             total,
             scratch.energy_on(total.device, chains, Tuning.carried(first["tuning"])),
@@ -327,16 +339,20 @@ class MCLMC(Sampler):
     def _tune(self, context: StepContext, plan: StepPlan, energy: Tensor) -> None:
         """Adapts lr and momentum after a step."""
         first = self.param_groups[0]
-        tuning = Tuning(first["tuning"], first, energy, self._dimension())
+        tuning = Tuning(context.rng.steps, first, energy, self._dimension())
         tuning.update(context, [lists.params for lists in plan.work])
         for group in self.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(tuning.lr)
-            else:
-                group["lr"] = tuning.lr
-            group["momentum"] = tuning.momentum
+            group.update(lr=tuning.lr, momentum=tuning.momentum)
         context.rng.set_progress(self.param_groups, tuning=tuning.state)
+        if not tuning.state:
+            self._end_tuning(context)
         self._scratch.energy = None
+
+    def _end_tuning(self, context: StepContext) -> None:
+        context.rng.set_progress(self.param_groups, tuning=[])
+        for p in context.params:
+            for key in MEANS:
+                context.state.get(p, {}).pop(key, None)
 
 
 def _step_size(group: dict[str, Any], dimension: int) -> float:
@@ -351,6 +367,7 @@ class _Scratch:
         self._noise: dict[Tensor, Tensor] = {}
         self.turns: dict[torch.device, Tensor] = {}
         self.energy: Tensor | None = None
+        self.dimension = 0
 
     def noise_of(self, p: Tensor) -> Tensor:
         """Returns memory for a parameter's noise."""
@@ -376,10 +393,13 @@ class _Scratch:
             rows = torch.tensor([_NO_ERRORS] * chains, dtype=torch.float64)
             if carried:
                 rows[:, 0] = torch.tensor(carried, dtype=torch.float64)
-            self.energy = rows.to(device)
+            self.energy = rows
+        if self.energy.device != device:
+            self.energy = self.energy.to(device)
         return self.energy
 
     def keep(self, energy: Tensor) -> None:
-        """Keeps the record of a step that was made."""
+        """Keeps the record of a step, unless a device has skipped it."""
         assert self.energy is not None
-        self.energy.copy_(energy)
+        is_made = energy[:, 0].isfinite().all()
+        self.energy.copy_(torch.where(is_made, energy, self.energy))

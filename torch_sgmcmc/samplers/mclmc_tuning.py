@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from torch_sgmcmc.core.context import StepContext, state_dtype
+from torch_sgmcmc.core.context import StepContext, blank
 from torch_sgmcmc.core.ops import running_mean_, sum_of_squares
+from torch_sgmcmc.core.state import PRECONDITIONER, root
 
 #: Keys of a parameter's state during tuning.
 MEANS = ("mean", "batch_mean")
@@ -22,42 +22,45 @@ _PART = 0.4
 _BATCHES = 10
 _MOST_MOMENTUM = 1 - 1e-6
 # Numbers before those that the chains carry.
-_COUNT = 7
+_COUNT = 9
 
 
 class Tuning:
     """One step of the adaptation.
 
-    The state is a list of floats: the steps made, the sums of weights and of weighted
-    errors, L (0 before it is known), the sums of ‖θ‖² and of the batch means' squares,
-    and the number of batches; then each chain's known part of the next energy error.
+    The state is a list of floats: the sums of weights and of weighted errors, L (0
+    before it is known), and of the present quarter its number, its observed steps and
+    elements, the sums of ‖θ‖² and of the batch means' squares, and the number of
+    batches; then each chain's known part of the next energy error.
 
     Args:
-        state: the state before the step, empty at first.
-        group: the param group.
+        step: the number of the step, from 1.
+        group: the param group, with the state before the step.
         energy: the chains' records of energy errors since the last step, [K, 4].
-        dimension: the number of elements of a chain.
+        dimension: the number of elements of a chain in this step.
     """
 
     #: Fewest steps.
     LEAST = 4 * _BATCHES
 
     def __init__(
-        self,
-        state: Sequence[float],
-        group: Mapping[str, Any],
-        energy: Tensor,
-        dimension: int,
+        self, step: int, group: Mapping[str, Any], energy: Tensor, dimension: int
     ) -> None:
+        state: Sequence[float] = group["tuning"]
         numbers = [*(state[:_COUNT] or [0.0] * _COUNT)]
-        self._step, self._weight, self._sum, self._length = numbers[:4]
-        self._squares, self._batch_squares, self._batches = numbers[4:]
+        self._weight, self._sum, self._length, *quarter = numbers
+        self._quarter, self._count, self._elements, *sums = quarter
+        self._squares, self._batch_squares, self._batches = sums
         rows = energy.tolist()
         self._carried = [row[0] for row in rows]
         errors = [row[3] for row in rows if row[1] > 0]
         self._error = sum(errors) / len(errors) if errors else None
-        self._is_made = self._carried != [*state[_COUNT:]]
-        self._total, self._target = group["tune_steps"], group["energy_variance"]
+        is_new = bool(errors) or self._carried != [*state[_COUNT:]]
+        self._is_made = is_new and all(map(math.isfinite, self._carried))
+        if not self._is_made:
+            self._carried = [*state[_COUNT:]] or self._carried
+        self._step, self._total = step, group["tune_steps"]
+        self._target = group["energy_variance"]
         self._dimension, self._chains = dimension, len(rows)
         #: The new settings.
         self.lr, self.momentum = float(group["lr"]), group["momentum"]
@@ -84,41 +87,37 @@ class Tuning:
 
     @property
     def state(self) -> list[float]:
-        """The state after the step."""
+        """The state after the step; empty when tuning ends."""
         if self._step >= self._total:
             return []
-        numbers = (self._step, self._weight, self._sum, self._length)
-        more = (self._squares, self._batch_squares, self._batches)
-        return [*numbers, *more, *self._carried]
+        numbers = (self._weight, self._sum, self._length, self._quarter, self._count)
+        more = (self._elements, self._squares, self._batch_squares, self._batches)
+        return [*map(float, (*numbers, *more)), *self._carried]
 
     def update(self, context: StepContext, params: list[list[Tensor]]) -> None:
         """Adapts the settings to the step's error and to the parameters it reached."""
-        if not self._is_made:  # a device has skipped the step
-            return
-        self._step += 1
-        self._adapt_step_size()
-        quarter = self._total // 4
-        since = int(self._step) - (self._total - 2 * quarter)
-        if since > 0:
-            is_last = since > quarter
-            self._observe(
-                context, params, (since - 1) % quarter + 1, quarter // _BATCHES
-            )
-            if since in (quarter, 2 * quarter):
-                self._length = self._new_length(context, params, quarter, is_last)
+        if self._is_made:  # else a device has skipped the step
+            self._adapt_step_size()
+            length = self._total // 4
+            since = self._step - (self._total - 2 * length)
+            quarter = max(0, -(-since // length))
+            if quarter != self._quarter:
+                self._end_quarter(context, params)
+                self._quarter, self._count = quarter, 0
+            if quarter > 0:
+                self._observe(context, params)
+        if self._step >= self._total:
+            self._end_quarter(context, params)
         if self._length > 0:
             momentum = math.exp(-math.sqrt(self.lr * self._unit) / self._length)
             self.momentum = min(momentum, _MOST_MOMENTUM)
-        if self._step >= self._total:
-            for p in (p for some in params for p in some):
-                for key in MEANS:
-                    context.state[p].pop(key, None)
 
     def _adapt_step_size(self) -> None:
         """Sets ε to the weighted mean of the sizes that give the wanted error."""
-        if self._error is None or not math.isfinite(self._error):
+        if self._error is None:
             return
-        ratio = self._error / (self._dimension * self._target) + 1e-8
+        # At most twice the size: an error may be small by chance.
+        ratio = max(self._error / (self._dimension * self._target), 2.0**-6)
         weight = math.exp(-0.5 * (math.log(ratio) / (6 * _WIDTH)) ** 2)
         # Short at first: far from equilibrium errors are far too large.
         memory = min(_MEMORY, 10 + self._step / 5)
@@ -129,53 +128,70 @@ class Tuning:
         self._sum = keep * self._sum + weight * ratio / cube
         self.lr = (self._weight / self._sum) ** (1 / 3) / self._unit
 
-    def _observe(
-        self, context: StepContext, params: list[list[Tensor]], at: int, length: int
-    ) -> None:
-        """Adds θ to the means of the quarter and of its batch."""
-        in_batch = (at - 1) % length + 1
-        if at == 1:
+    def _observe(self, context: StepContext, params: list[list[Tensor]]) -> None:
+        """Adds θ to the means of the quarter and of its batch.
+
+        The quarter begins again if parameters have come or gone, or lack their means,
+        as after torch.distributed.checkpoint.
+        """
+        length = self._total // 4 // _BATCHES
+        states = [context.state[p] for some in params for p in some]
+        has_all = all(key in state for state in states for key in MEANS)
+        if self._count == 0 or self._elements != self._dimension or not has_all:
+            self._count, self._elements = 0, self._dimension
             self._squares = self._batch_squares = self._batches = 0.0
-        for some in params:
-            for p in some:
-                for key in MEANS:
-                    if key not in context.state[p]:
-                        zeros = torch.zeros_like(p, dtype=state_dtype(p))
-                        context.state[p][key] = zeros.detach()
-            for key, count in zip(MEANS, (at, in_batch), strict=True):
+            for some in params:
+                for p in some:
+                    context.state[p].update(blank(p, *MEANS))
+        self._count += 1
+        in_batch = (self._count - 1) % length + 1
+        average = context.placement.without_noise(running_mean_)
+        positions = [_positions(context, some) for some in params]
+        for some, own in zip(params, positions, strict=True):
+            for key, count in zip(MEANS, (self._count, in_batch), strict=True):
                 means = [context.state[p][key] for p in some]
-                average = context.placement.without_noise(running_mean_)
-                average(some, means, weight=1.0 / count)
-        self._squares += _square(context, params, params)
+                average(own, means, weight=1.0 / count)
+        self._squares += _square(context, params, positions)
         if in_batch == length:
-            batch = [[context.state[p]["batch_mean"] for p in some] for some in params]
-            self._batch_squares += _square(context, params, batch)
+            self._batch_squares += _square(context, params, _means(context, params, 1))
             self._batches += 1
 
-    def _new_length(
-        self,
-        context: StepContext,
-        params: list[list[Tensor]],
-        steps: int,
-        is_last: bool,
-    ) -> float:
-        """Returns L from the spread of θ, in the last quarter from autocorrelation."""
-        means = [[context.state[p]["mean"] for p in some] for some in params]
-        square = _square(context, params, means)
-        spread = self._squares / steps - square
-        if not spread > 0:
-            return self._length
-        if not is_last:
-            return math.sqrt(spread / self._chains)
+    def _end_quarter(self, context: StepContext, params: list[list[Tensor]]) -> None:
+        """Sets L from the spread of θ, in the last quarter from autocorrelation."""
         batches = self._batches
+        if self._quarter == 0 or batches < 2 or self._elements != self._dimension:
+            return
+        square = _square(context, params, _means(context, params, 0))
+        spread = self._squares / self._count - square
+        if not spread > 0:
+            return
+        if self._quarter == 1:
+            self._length = math.sqrt(spread / self._chains)
+            return
         between = (self._batch_squares / batches - square) * batches / (batches - 1)
         # Steps for one independent draw: the variance of a mean of `length` steps is
         # this number's part 1 / length of that of θ.
-        length = steps // _BATCHES
+        length = self._total // 4 // _BATCHES
         time = max(1.0, length * between / spread)
         found = _PART * math.sqrt(self.lr * self._unit) * time
         # Of a chain that remembers longer than a batch this is a lower bound.
-        return found if 2 * time < length else max(found, self._length)
+        self._length = found if 2 * time < length else max(found, self._length)
+
+
+def _positions(context: StepContext, params: list[Tensor]) -> list[Tensor]:
+    """Returns θ, or θ / √A with a preconditioner A, from the masters."""
+    states = [context.state[p] for p in params]
+    own = [state.get("master", p) for state, p in zip(states, params, strict=True)]
+    return [
+        x / root(context, state[PRECONDITIONER]) if PRECONDITIONER in state else x
+        for x, state in zip(own, states, strict=True)
+    ]
+
+
+def _means(
+    context: StepContext, params: list[list[Tensor]], which: int
+) -> list[list[Tensor]]:
+    return [[context.state[p][MEANS[which]] for p in some] for some in params]
 
 
 def _square(
@@ -184,14 +200,11 @@ def _square(
     """Returns the sum of the squares of all elements, on all ranks."""
     total = 0.0
     for some, own in zip(params, tensors, strict=True):
-        for found in _sums(context, some, own):
+        # Of whole parameters, or of the shards of these.
+        for found in context.placement.sums(_sum_of_second, some, own):
             total += float(found)
     return total
 
 
-def _sums(context: StepContext, params: list[Tensor], own: list[Tensor]) -> Any:
-    if own is params:
-        return context.placement.sums(sum_of_squares, params)
-    return context.placement.sums(
-        lambda _, tensors: sum_of_squares(tensors), params, own
-    )
+def _sum_of_second(_: list[Tensor], tensors: list[Tensor]) -> Tensor:
+    return sum_of_squares(tensors)
