@@ -410,3 +410,17 @@ def test_a_tensor_as_lr_is_not_tuned():
     p = nn.Parameter(torch.zeros(2))
     with pytest.raises(ValueError, match="Invalid lr: a Tensor"):
         MCLMC([p], torch.tensor(0.1), num_data=1, tune_steps=40)
+
+
+def test_tuning_reaches_the_energy_error_of_a_network():
+    torch.manual_seed(0)
+    x = torch.linspace(-1, 1, 50)[:, None]
+    y = torch.sin(3 * x) + 0.1 * torch.randn(50, 1)
+    model = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
+    settings = {"num_data": 50, "prior_precision": 1.0, "tune_steps": 3000}
+    sampler = MCLMC(model.parameters(), 1e-3, **settings, seed=0)
+    for _ in range(8000):
+        sampler.zero_grad()
+        (nn.functional.mse_loss(model(x), y) / 0.02).backward()
+        sampler.step()
+    assert 2.5e-4 < sampler.energy_error < 1e-3
