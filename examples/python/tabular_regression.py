@@ -88,7 +88,8 @@ def main() -> None:
         collector.close()
     draws = sg.SampleStore(arguments.out / "draws")
     inputs = [(x[:200], y[:200])]
-    print(sg.report(network(), draws, inputs, likelihood=LOSS).convergence)
+    report = sg.report(network(), draws, inputs, likelihood=LOSS)
+    print(report.convergence, *(issue.message for issue in report.issues), sep="\n")
     named = {"one network": trained[:1], f"{CHAINS} networks": trained}
     for name, some in {**named, f"{len(draws)} draws": draws}.items():
         print(f"{name}: {regression_scores(network(), some, new_x, new_y, LOSS)}")

@@ -141,6 +141,22 @@ def test_an_index_chain_may_accept_few():
     assert issue.kind == "rejected"
 
 
+def test_chains_of_one_sampler_do_not_share_their_noise(tmp_path):
+    p, store = nn.Parameter(torch.zeros(3, 4)), sg.SampleStore(tmp_path)
+    sampler = sg.SGHMC([p], 0.1, 0.5, num_data=1.0, num_chains=3, seed=0)
+    options = {"burn_in": 0, "every": 5}
+    collectors = [
+        sg.Collector(sampler, {"p": p[k]}, store, chain=k, **options) for k in range(3)
+    ]
+    for _ in range(400):
+        p.grad = p.detach().clone()
+        sampler.step()
+    for collector in collectors:
+        collector.close()
+    found = sg.report(None, store.refresh())
+    assert "shared noise" not in {issue.kind for issue in found.issues}
+
+
 def test_a_large_energy_error():
     assert not check_runs({0: record_of("MCLMC", energy_error=4e-3)})[0]
     (issue,) = check_runs({0: record_of("MCLMC", energy_error=0.04)})[0]

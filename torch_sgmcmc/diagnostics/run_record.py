@@ -81,7 +81,7 @@ class RunRecord:
     losses: tuple[float, ...] = ()
     #: Steps from one observation to the next.
     interval: int = 1
-    #: The sampler's seed, the key of its noise.
+    #: The sampler's seed, the key of its noise; None if its chains have their own.
     seed: int | None = None
     #: num_data, prior_precision, temperature, lr and momentum of each param group.
     settings: tuple[Mapping[str, float], ...] = ()
@@ -163,7 +163,7 @@ class RunRecorder:
             energy_error=None if error != error else error,
             loss_width=self._losses.width,
             losses=tuple(self._losses.means),
-            seed=int(sampler.seed),
+            seed=None if group.get("num_chains") else int(sampler.seed),
             settings=tuple(
                 _settings(with_relaxation(sampler.state, g))
                 for g in sampler.param_groups
