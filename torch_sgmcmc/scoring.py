@@ -18,13 +18,47 @@ from torch_sgmcmc.losses import Likelihood, likelihood_of
 
 __all__ = [
     "RegressionScores",
+    "agreement",
     "plot_entropies",
     "plot_reliability",
     "regression_scores",
+    "total_variation",
 ]
 
 # Distance of a row's sum from 1 that low precision may cause.
 _ROUNDING = 1e-2
+
+
+def total_variation(p: Tensor, q: Tensor) -> float:
+    r"""Returns the total variation distance of predictive distributions.
+
+    The mean over inputs of :math:`\frac12 \sum_c |p_c - q_c|`, between 0 and 1: the
+    largest difference in the probability of any set of classes.
+
+    Args:
+        p: probabilities, [inputs, classes], or [inputs] of the second of two classes.
+        q: the other ones, of the same shape.
+
+    Raises:
+        TypeError, ValueError: as for :func:`plot_reliability`, or shapes differ.
+
+    Reference:
+        A. G. Wilson, P. Izmailov, M. D. Hoffman et al., Evaluating Approximate
+        Inference in Bayesian Deep Learning, NeurIPS 2021 Competitions.
+    """
+    one, other = _pair(p, q)
+    return float((one - other).abs().sum(1).mean() / 2)
+
+
+def agreement(p: Tensor, q: Tensor) -> float:
+    """Returns the fraction of inputs whose most probable class is the same.
+
+    Args:
+        p: probabilities, as for :func:`total_variation`, whose reference this has.
+        q: the other ones, of the same shape.
+    """
+    one, other = _pair(p, q)
+    return float((one.argmax(1) == other.argmax(1)).double().mean())
 
 
 def plot_reliability(
@@ -130,19 +164,37 @@ def _axes(axes: Any, user: str) -> tuple[Any, Any]:
     return pyplot.subplots(figsize=(4.8, 3.6), layout="constrained")
 
 
+def _pair(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    one, other = _distributions(p).double(), _distributions(q).double()
+    if one.shape != other.shape:
+        raise wrong_shape("probabilities", q, list(p.shape))
+    return one, other.to(one.device)
+
+
 def _checked(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    if not isinstance(probabilities, Tensor) or not probabilities.is_floating_point():
-        raise TypeError("Invalid probabilities: must be a Tensor of a floating dtype")
     if not isinstance(targets, Tensor) or targets.is_floating_point():
         raise TypeError("Invalid targets: must be a Tensor of integers")
+    p = _distributions(probabilities)
+    if targets.shape != p.shape[:1]:
+        raise wrong_shape("targets", targets, f"[{len(p)}]")
+    y = targets.to(p.device).long()
+    if not bool(((y >= 0) & (y < p.shape[1])).all()):
+        raise ValueError(
+            f"Invalid targets: from {int(y.min())} to {int(y.max())} (must be in [0, "
+            f"{p.shape[1] - 1}])"
+        )
+    return p, y
+
+
+def _distributions(probabilities: Tensor) -> Tensor:
+    if not isinstance(probabilities, Tensor) or not probabilities.is_floating_point():
+        raise TypeError("Invalid probabilities: must be a Tensor of a floating dtype")
     p = probabilities.detach()
     if p.dim() == 1:
         p = torch.stack([1 - p, p], 1)
     if p.dim() != 2 or p.shape[1] < 2 or len(p) == 0:
         wanted = "[inputs, classes] or [inputs]"
         raise wrong_shape("probabilities", probabilities, wanted)
-    if targets.shape != p.shape[:1]:
-        raise wrong_shape("targets", targets, f"[{len(p)}]")
     if p.dtype in (torch.float16, torch.bfloat16):
         p = p.float()
     valid = (p >= 0).all(1) & ((p.sum(1) - 1).abs() <= _ROUNDING)
@@ -152,13 +204,7 @@ def _checked(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             f"Invalid probabilities: row {row} is {p[row].tolist()} (must be >= 0 and "
             "sum to 1, which signed draws need not satisfy)"
         )
-    y = targets.to(p.device).long()
-    if not bool(((y >= 0) & (y < p.shape[1])).all()):
-        raise ValueError(
-            f"Invalid targets: from {int(y.min())} to {int(y.max())} (must be in [0, "
-            f"{p.shape[1] - 1}])"
-        )
-    return p.clamp_max(1), y
+    return p.clamp_max(1)
 
 
 @dataclass(frozen=True)

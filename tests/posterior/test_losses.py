@@ -197,10 +197,35 @@ def test_wrong_arguments():
     ):
         with pytest.raises(error, match=match):
             scoring.plot_reliability(*arguments)
+    for distance in (scoring.total_variation, scoring.agreement):
+        with pytest.raises(ValueError, match="must be >= 0 and sum to 1"):
+            distance(p, 2 * p)
+        with pytest.raises(ValueError, match=r"\[9, 5\] .must be \[10, 5\]"):
+            distance(p, p[:9])
     with pytest.raises(ValueError, match="Invalid bins"):
         scoring.plot_reliability(p, y, bins=0)
     with pytest.raises(ValueError, match="'a' has no numbers, or some that are not"):
         scoring.plot_entropies({"a": torch.tensor([float("nan")])})
+
+
+def test_distances_of_predictions():
+    """Equal and disjoint distributions, and softmax(z) against softmax(-z)."""
+    p, _ = issue(50)
+    assert scoring.total_variation(p, p) == 0
+    assert scoring.agreement(p, p) == 1
+    first, last = torch.eye(3)[[0, 0]], torch.eye(3)[[2, 0]]
+    assert scoring.total_variation(first, last) == 0.5
+    assert scoring.agreement(first, last) == 0.5
+    z = torch.linspace(-2, 2, 41, dtype=torch.float64)
+    two = torch.stack([-z, z], 1) / 2
+    assert scoring.total_variation(two.softmax(1), (-two).softmax(1)) == pytest.approx(
+        float((z / 2).tanh().abs().mean()), rel=1e-12
+    )
+    one = z.sigmoid()  # of the second class
+    assert scoring.total_variation(one, 1 - one) == pytest.approx(
+        float((2 * one - 1).abs().mean()), rel=1e-12
+    )
+    assert scoring.agreement(one[:20], 1 - one[:20]) == 0
 
 
 def test_pictures():
