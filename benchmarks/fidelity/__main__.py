@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 from gold import LEVELS, Gold, agreement_of, make, values_of
-from methods import METHODS, Cell, Result
+from methods import DATA, METHODS, Cell, Result
 from tasks import TASKS, Task, table_of
 from tqdm import tqdm
 
@@ -37,12 +37,19 @@ from torch_sgmcmc import scoring
 HERE = Path(__file__).parent
 TRAJECTORIES = {"digits": 2000, "energy": 1000, "covertype": 1200}
 LEVEL = 0.9  # of intervals
-COLUMNS = {
-    **{"TV": (100, ".1f", "TV, %"), "agreement": (100, ".1f", "agreement, %")},
-    **{"mean": (1, ".2f", "means (sd)"), "sd": (100, "+.0f", "sds, %")},
-    **{"NLL": (1000, "+.0f", "NLL − gold, 10⁻³")},
-    **{"coverage": (100, ".0f", "coverage, %"), "T_conf": (1, ".3f", "T_conf")},
-    **{"T_kin": (1, ".3f", "T_kin"), "ESS": (1, ".1f", "ESS / 1,000")},
+# Factors, formats and heads; the first ones are shown at every budget.
+ALWAYS = {
+    "TV": (100, ".1f", "TV, %"),
+    "mean": (1, ".2f", "means, sd"),
+    "sd": (100, "+.0f", "sds, %"),
+}
+AT_LAST = {
+    "agreement": (100, ".1f", "agreement, %"),
+    "NLL": (1000, "+.0f", "NLL − gold, 10⁻³"),
+    "coverage": (100, ".0f", "coverage, %"),
+    "T_conf": (1, ".3f", "T_conf"),
+    "T_kin": (1, ".3f", "T_kin"),
+    "ESS": (1, ".0f", "ESS"),
 }
 
 
@@ -103,7 +110,7 @@ def run_gold(arguments: argparse.Namespace, task: Task) -> None:
 def cells(arguments: argparse.Namespace, task: Task) -> Iterator[tuple[str, str, Cell]]:
     """Yields the rows of the table, the cheapest first."""
     for budget in sorted(arguments.budgets):
-        for data in ("minibatches", "all data"):
+        for data in DATA:
             for name, method in METHODS.items():
                 chosen = any(fnmatch(name, p) for p in arguments.methods)
                 if chosen and data in method.data and budget >= method.least:
@@ -148,23 +155,33 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def show(task: Task, rows: list[dict[str, Any]]) -> None:
-    """Prints means over chains with standard errors; budgets side by side."""
-    shown = {k: v for k, v in COLUMNS.items() if any(k in row for row in rows)}
-    heads = [head for _, _, head in shown.values()]
-    for budget in sorted({row["budget"] for row in rows}):
-        print(f"\n{task.name}, {budget:,} gradients\n")
-        print(f"| method | data | {' | '.join(heads)} |")
-        print("|" + " --- |" * (2 + len(heads)))
-        for row in rows:
-            if row["budget"] == budget:
-                cells = [row["method"], row["data"]]
-                cells += [cell_of(row.get(key), *shown[key][:2]) for key in shown]
-                print(f"| {' | '.join(cells)} |")
+    """Prints means over chains with standard errors, the first columns by budget."""
+    budgets = sorted({row["budget"] for row in rows})
+    cells = {(row["method"], row["data"], row["budget"]): row for row in rows}
+    has = {key for row in rows for key in row}
+    always, last = ({k: c for k, c in x.items() if k in has} for x in (ALWAYS, AT_LAST))
+    title = ", ".join(f"{budget:,}" for budget in budgets)
+    heads = [head for *_, head in (*always.values(), *last.values())]
+    print(
+        f"\n{task.name}: {title} gradients\n\n| method | data | {' | '.join(heads)} |"
+    )
+    print("|" + " --- |" * (2 + len(heads)))
+    pairs = [(method, data) for data in DATA for method in METHODS]
+    for method, data in pairs:
+        line = [cells.get((method, data, budget), {}) for budget in budgets]
+        if not any(line):
+            continue
+        texts = [
+            ", ".join(text_of(row.get(key), *column[:2]) for row in line)
+            for key, column in always.items()
+        ]
+        texts += [text_of(line[-1].get(k), *column[:2]) for k, column in last.items()]
+        print(f"| {method} | {data} | {' | '.join(texts)} |")
 
 
-def cell_of(values: list[float] | None, unit: float, form: str) -> str:
+def text_of(values: list[float] | None, unit: float, form: str) -> str:
     """Returns a mean with its standard error."""
-    if not values:
+    if not values or not all(map(math.isfinite, values)):
         return "–"
     text = f"{unit * statistics.fmean(values):{form}}"
     if len(values) > 1:
@@ -184,7 +201,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, nargs="+", default=[50])
     parser.add_argument("--noise", type=float, default=0.1, help="of a regression")
     parser.add_argument("--draws", type=int, help="trajectories of the gold standard")
-    parser.add_argument("--budgets", type=int, nargs="+", default=[50, 500, 5000])
+    parser.add_argument("--budgets", type=int, nargs="+", default=[20, 200, 2000])
     parser.add_argument("--methods", nargs="+", default=["*"], help="patterns")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--gold", type=Path, default=HERE / "gold", help="a folder")

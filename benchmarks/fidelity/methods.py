@@ -28,6 +28,7 @@ STABLE = 0.25  # of the largest stable lr
 PILOT = 100  # gradients before lr is set
 MEMBERS, DROPOUT, RANK = 5, 0.1, 20  # of ensembles, MC dropout and SWAG
 SBPS_CHAINS = 4  # one after the other
+DATA = ("minibatches", "all data")
 
 
 @dataclass
@@ -154,6 +155,7 @@ def run_gradients(
     *,
     evaluations: int = 1,
     tuned: bool = False,
+    part: float = 1.0,
     **given: Any,
 ) -> Result:
     """Runs a sampler that takes gradients, or a closure for several of them."""
@@ -169,7 +171,7 @@ def run_gradients(
         given["num_chains"] = CHAINS
     limits = pilot(task, cell.batch)
     lr = limits.limit(sg.SGHMC if make is sg.EWSG else sg.BAOA if tuned else make)
-    lr /= evaluations  # smaller minibatches have more noise
+    lr *= part / evaluations  # smaller minibatches have more noise
     given |= {"lr": lr, "num_data": len(task.y), "seed": cell.seed}
     sampler = make(task.groups(params.items()), **given)
     monitor = sg.TemperatureMonitor(sampler, every=11)
@@ -362,14 +364,14 @@ class Method:
     """A method, and whether it takes minibatches, all data, or both."""
 
     run: Callable[[Cell], Result]
-    data: tuple[str, ...] = ("minibatches", "all data")
+    data: tuple[str, ...] = DATA
     least: int = 0  # the smallest budget
 
 
 def by_gradients(kind: type, *data: str, **given: Any) -> Method:
     """Returns the method of a sampler."""
-    run, least = partial(run_gradients, kind, **given), 80 * ("tuned" in given)
-    return Method(run, data or ("minibatches", "all data"), least)
+    run, least = partial(run_gradients, kind, **given), 80 * given.get("tuned", False)
+    return Method(run, data or DATA, least)
 
 
 METHODS = {
@@ -377,6 +379,7 @@ METHODS = {
     "SGLRW": by_gradients(sg.SGLRW, "minibatches"),
     "pSGLD, frozen": by_gradients(sg.PSGLD, "minibatches", gamma=False),
     "SGHMC": by_gradients(sg.SGHMC),
+    "SGHMC, lr / 10": by_gradients(sg.SGHMC, "minibatches", part=0.1),
     "BAOA": by_gradients(sg.BAOA),
     "SGNHT": by_gradients(sg.SGNHT, "minibatches"),
     "EWSG": by_gradients(sg.EWSG, "minibatches", evaluations=2),
@@ -385,7 +388,7 @@ METHODS = {
     "MCLMC, energy_variance=0.3": by_gradients(
         sg.MCLMC, "all data", tuned=True, energy_variance=0.3
     ),
-    "HMC": Method(run_hmc, ("all data",), least=500),
+    "HMC": Method(run_hmc, ("all data",), least=1000),
     "SBPS": Method(partial(run_sbps, preconditioned=False), ("minibatches",)),
     "pSBPS": Method(partial(run_sbps, preconditioned=True), ("minibatches",)),
     "SGD": Method(run_sgd, ("minibatches",)),

@@ -6,7 +6,6 @@ Bounds lie at least four standard errors from what a right program gives.
 import numpy as np
 import pytest
 import torch
-from bias import problems
 from ewsg2021.gaussian.chains import METHODS as EWSG_METHODS
 from ewsg2021.gaussian.learning import learning_curves
 from ewsg2021.gaussian.target import Gaussian
@@ -83,7 +82,6 @@ PRINTED = [
     ("sghmc2014.bpmf", f"{RATINGS} --tune --method sghmc", "| SGHMC |"),
     ("sghmc2014.bpmf", f"{RATINGS} --reference --sweeps 60", "40 sweeps: RMSE 0."),
     ("ewsg2021.mnist", f"{PASSES} --tune --method sgld", "The lowest NLL:\nsgld: "),
-    ("bias.table", "--data-root DATA --write-data --rows 500", ""),
 ]
 
 
@@ -180,36 +178,3 @@ def test_the_digits_are_learnt_by_a_run_that_resumes(tmp_path, method):
     mean = sg.predict(model, sg.SampleStore(stores[0]), images.test_x).mean
     right = mean.gather(1, images.test_y[:, None]).double()
     assert -right.log().mean().item() == pytest.approx(whole["final"]["nll"], abs=1e-6)
-
-
-def write_truth(path, problem):
-    """Draws of a normal approximation, in four chains, as NUTS' would be."""
-    x, y = problem.x.double(), problem.y.double()
-    theta, eye = x.new_zeros(x.shape[1]), torch.eye(x.shape[1]).double()
-    for _ in range(30):
-        p = torch.sigmoid(x @ theta)
-        hessian = (x * (p * (1 - p))[:, None]).T @ x + eye
-        theta = theta - torch.linalg.solve(hessian, x.T @ (p - y) + theta)
-    normal = torch.distributions.MultivariateNormal(theta, precision_matrix=hessian)
-    torch.manual_seed(0)
-    draws = normal.sample((4, 2000))
-    p = torch.sigmoid(draws @ problem.test_x.double().T)
-    moments = {"p_mean": p.mean((0, 1)).numpy(), "p_sd": p.std((0, 1)).numpy()}
-    np.savez(path, draws=draws.numpy(), **moments)
-
-
-@pytest.mark.full
-def test_the_table_of_biases(data_root, tmp_path):
-    problem = problems.load("logistic", data_root, 1000)
-    write_truth(tmp_path / "logistic-truth.npz", problem)
-    options = ("--data-root", data_root, "--only", "logistic", "--rows", 1000)
-    options += ("--passes", 50, "--method", "hmcecs", "sgld")
-    printed, found = run_experiment("bias.table", tmp_path, *options)
-    lines = found["logistic"]
-    assert [line["method"] for line in lines] == ["hmcecs"] * 6 + ["sgld"] * 6
-    # Its step size is small enough, and its draws nearly independent.
-    assert abs(lines[1]["sd_error"][0]) < 4 * lines[1]["sd_error"][1] + 2
-    # Of SGLD's three steps the longest is the hottest.
-    mean, half = lines[8]["kinetic"]
-    assert mean - half > lines[6]["kinetic"][0] > 1
-    assert printed.count("| SGLD |") == 2 * 6

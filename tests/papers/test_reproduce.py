@@ -58,8 +58,6 @@ def test_cells_of_several_seeds():
         ("hmcecs2019.tables", "--only splines", "--only splines needs --data-root"),
         ("hmcecs2019.tables", "--only higgs", "--only higgs needs --higgs"),
         ("hmcecs2019.tables", "--rare 1", "--rare 1 must be in [0, 1)"),
-        ("bias.table", "--data-root x --passes 0", "--passes 0 must be > 0"),
-        ("bias.table", "--data-root x --truth y", "--truth is of one problem"),
     ],
 )
 def test_what_cannot_be_is_refused(name, options, message, capsys):

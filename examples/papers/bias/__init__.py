@@ -1,1 +1,0 @@
-"""Every sampler's bias, beside what the monitor say: ours, not a paper's."""
