@@ -13,6 +13,21 @@ A posterior is a Python file, or an entry of MODELS for data of posteriordb, wit
   Default: the parameters;
 * ``reference``: name -> (mean, sd), or (mean, sd, error of the mean, error of the sd).
   A quantity of size 1 has its name, others "beta[1]", "beta[2]", ...
+
+Counts with a gamma(2, 1) prior on their mean, whose posterior is gamma(33, 11)::
+
+    import torch
+
+    parameters = {"rate": (1, "positive")}
+    data = {"y": [3, 1, 4, 1, 5, 9, 2, 6, 0, 0]}
+    rows = ("y",)
+    reference = {"rate": (33 / 11, 33**0.5 / 11)}
+
+    def log_likelihood(t, data):
+        return data["y"] * t["rate"].log() - t["rate"]
+
+    def log_prior(t, data):
+        return t["rate"].log() - t["rate"]
 """
 
 from __future__ import annotations
@@ -424,8 +439,11 @@ def of_record(record: Mapping[str, Any]) -> Posterior:
 def of_file(path: Path) -> Posterior:
     """Returns the posterior that a Python file defines."""
     named = runpy.run_path(str(path))
-    names = [f.name for f in fields(Posterior) if f.name in named]
-    return Posterior(**{name: named[name] for name in names})
+    given = {f.name: named[f.name] for f in fields(Posterior) if f.name in named}
+    arrays = {key: np.asarray(value) for key, value in given.get("data", {}).items()}
+    data = {key: torch.as_tensor(array) for key, array in arrays.items()}
+    doubles = {k: v.double() if v.is_floating_point() else v for k, v in data.items()}
+    return Posterior(**given | {"data": doubles})
 
 
 def parsed(content: bytes) -> Any:

@@ -28,7 +28,7 @@ Let ε be HMC's step size, in units of these scales, after a warm-up.
 | BAOA | 32 chains, all data, steps of ε / 2, a friction of 1 for each time |
 | SGNHT | 32 chains, all data, steps of ε / 5, the same friction, scaled coordinates |
 | SBPS | 4 chains, minibatches of 3/4 of the rows, refreshments at the rate 0.5 |
-| HMC-ECS | 4 chains, a quarter of the rows in a subsample, its own warm-up |
+| HMC-ECS | 4 chains, subsamples of 1/4 of the rows (at least 30), its own warm-up |
 
 Chains begin around one mode: none shows another one.
 """
@@ -78,7 +78,9 @@ class Target:
     step: float = 1.0
 
     @classmethod
-    def of(cls, posterior: Posterior, thetas: Tensor, mean: Tensor, covariance: Tensor):
+    def of(
+        cls, posterior: Posterior, thetas: Tensor, mean: Tensor, covariance: Tensor
+    ) -> Target:
         """Returns coordinates in which a law is uncorrelated around 0."""
         root = torch.linalg.cholesky(covariance)
         scales = root.diagonal().clone()
@@ -110,25 +112,19 @@ def find_mode(posterior: Posterior) -> tuple[Tensor, Tensor]:
     def energy(theta: Tensor) -> Tensor:
         return posterior.losses(theta[None]).sum()
 
-    theta, inverse = torch.zeros(posterior.dimension, dtype=torch.float64), None
+    theta = torch.zeros(posterior.dimension, dtype=torch.float64)
     for _ in range(200):
-        at = theta.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(energy(at), at)
-        values, vectors = torch.linalg.eigh(
-            torch.autograd.functional.hessian(energy, theta)
-        )
+        slope = torch.autograd.functional.jacobian(energy, theta)
+        hessian = torch.autograd.functional.hessian(energy, theta)
+        values, vectors = torch.linalg.eigh(hessian)
         values = values.abs().clamp_min(1e-10 * float(values.abs().max()))
         inverse = vectors / values @ vectors.T
         move, value = inverse @ slope, float(energy(theta))
-        for halving in range(40):
-            new = theta - 0.5**halving * move
-            if float(energy(new)) < value:
-                break
-        else:
+        shorter = (theta - 0.5**halving * move for halving in range(40))
+        new = next((t for t in shorter if float(energy(t)) < value), None)
+        if new is None or float(slope @ move) < 1e-8:
             break
         theta = new
-        if float(slope @ move) < 1e-8:
-            break
     return theta, inverse
 
 
@@ -142,7 +138,8 @@ def prepare(posterior: Posterior, seed: int = 0) -> Target:
     for stage, length in enumerate((30, 30, 60)):
         run = hmc(target, length, seed=sg.fold_in(seed, stage), warmup=30)
         draws = run.thetas.flatten(0, 1)
-        target = Target.of(posterior, run.thetas[:, -1], draws.mean(0), draws.T.cov())
+        covariance = draws.T.cov().reshape(covariance.shape)
+        target = Target.of(posterior, run.thetas[:, -1], draws.mean(0), covariance)
     step = hmc(target, 1, seed=sg.fold_in(seed, 9), warmup=60).step
     return replace(target, step=step)
 
@@ -262,7 +259,8 @@ def sbps(target: Target, length: int, *, seed: int, **given: Any) -> Run:
 def hmcecs(target: Target, length: int, *, seed: int, **given: Any) -> Run:
     target = target.whitened()
     num_data = target.posterior.num_data
-    settings = {"subsample_size": num_data // 4, "num_blocks": 10, **given}
+    size = min(num_data, max(30, num_data // 4))
+    settings = {"subsample_size": size, "num_blocks": min(10, size), **given}
 
     def chain(index: int) -> tuple[list[Tensor], float]:
         w, draws = target.starts[index].clone().requires_grad_(), []
@@ -356,8 +354,12 @@ def show(name: str, posterior: Posterior, options: argparse.Namespace) -> None:
         method, start = METHODS[title], time.process_time()
         if method.by_rows and not posterior.rows:
             continue
-        length = max(1, round(options.scale * method.length))
-        found = compare(target, method.run(target, length, seed=options.seed))
+        length = max(10, round(options.scale * method.length))
+        try:
+            found = compare(target, method.run(target, length, seed=options.seed))
+        except RuntimeError as error:  # such as a gradient that is not finite
+            print(f"| {name} | {title} | failed: {error} |", flush=True)
+            continue
         z = max(float(np.abs(scores).max()) for scores in found.scores.values())
         mean, sd = (float(np.abs(error).max()) for error in (found.mean, found.sd))
         print(
