@@ -11,7 +11,7 @@ how a file defines a posterior of your own. A table has for each sampler
 * mean: the largest error of a mean, in sds of the reference;
 * sd: the largest error of an sd, in percent of the reference's;
 * z: the largest of these errors in units of their Monte Carlo error and the
-  reference's together;
+  reference's together, as a normal score;
 * R-hat, the largest; effective draws of the slowest mean for 1,000 gradients of all
   data (of all chains, without warm-up; rows of a minibatch count as their part);
 * T_conf, which is 1 in equilibrium.
@@ -47,6 +47,7 @@ import numpy as np
 import torch
 from arviz_stats.base import array_stats
 from posteriors import Posterior, of_file, of_posteriordb, of_record, stored
+from scipy import stats
 from torch import Tensor
 
 import torch_sgmcmc as sg
@@ -312,9 +313,16 @@ class Comparison:
     t_conf: float
 
 
-def mcse(values: np.ndarray) -> np.ndarray:
-    """Returns the standard errors of means over chains and draws."""
-    return array_stats.mcse(values, method="mean")
+def score(off: Any, values: np.ndarray, slope: Any, error: np.ndarray) -> np.ndarray:
+    """Returns normal scores of errors that the mean of values / slope has.
+
+    Student's law with as many degrees of freedom as there are effective draws: few of
+    them tell their own error badly.
+    """
+    effective = array_stats.ess(values, method="mean")
+    own = array_stats.mcse(values, method="mean") / slope
+    tail = stats.t.sf(np.abs(off) / np.hypot(own, error), np.maximum(effective - 1, 1))
+    return np.minimum(stats.norm.isf(tail), 99.0)
 
 
 def compare(target: Target, run: Run) -> Comparison:
@@ -324,13 +332,13 @@ def compare(target: Target, run: Run) -> Comparison:
     values = np.stack([named[name].reshape(shape) for name in posterior.reference])
     rows = [(*row, 0.0, 0.0)[:4] for row in posterior.reference.values()]
     mean, sd, *errors = np.array(rows).T
-    centred = values - values.mean((1, 2), keepdims=True)
     found = values.mean((1, 2)), values.std((1, 2))
-    # The effective draws of squares, which are fewer where draws alternate.
-    own = mcse(values), mcse(centred**2) / (2 * found[1])
+    squares = (values - values.mean((1, 2), keepdims=True)) ** 2
+    scores = {
+        "mean": score(found[0] - mean, values, 1.0, errors[0]),
+        "sd": score(found[1] - sd, squares, 2 * found[1], errors[1]),
+    }
     off = found[0] - mean, found[1] - sd
-    parts = zip(("mean", "sd"), off, own, errors, strict=True)
-    scores = {kind: d / np.hypot(mine, theirs) for kind, d, mine, theirs in parts}
     thetas.requires_grad_()
     posterior.losses(thetas).sum().backward()
     virial = (thetas.detach() - target.center) * thetas.grad
