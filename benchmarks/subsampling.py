@@ -43,7 +43,7 @@ BURN_IN, DRAWS = 0.2, 2000  # draws of each chain, at most
 HEAT = 0.05  # of T, by minibatches: noise_lr of check_setup
 STABLE = 0.25  # of the largest stable lr
 MOMENTUM = 0.9
-EXACT_DRAWS = 500  # of each of eight chains
+BURN_IN_EXACT, EXACT_DRAWS = 20, 500  # of each of eight chains
 
 
 # ---- Problems ------------------------------------------------------------------------
@@ -126,11 +126,10 @@ class Problem:
             losses.sum().backward()
             return losses.detach()
 
-        sampler.warmup(closure, 50, progress=False)
-        for _ in tqdm(range(EXACT_DRAWS), f"{self.name}, exact", leave=False):
+        for _ in tqdm(range(BURN_IN_EXACT + EXACT_DRAWS), f"{self.name}, exact"):
             sampler.step(closure)
             kept.append((mode + z.detach() @ scale.T).clone())
-        draws = torch.stack(kept, 1)
+        draws = torch.stack(kept[BURN_IN_EXACT:], 1)
         axes: dict[str, Any] = {"chain_axis": 0, "draw_axis": 1}
         r_hat = array_stats.rhat(draws.numpy(), **axes)
         return draws.mean((0, 1)), draws.flatten(0, 1).std(0), float(r_hat.max())
@@ -324,9 +323,7 @@ def hmcecs(run: Run, chain: int) -> Tensor:
 def sbps(run: Run, chain: int, *, preconditioned: bool = False) -> Tensor:
     """Runs a chain of SBPS; samples are at equal times of the path."""
     draw = run.minibatches(run.size, 1)
-    sampler = sg.SBPS(
-        [run.theta], num_std=3.0, preconditioned=preconditioned, **run.common
-    )
+    sampler = sg.SBPS([run.theta], preconditioned=preconditioned, **run.common)
     sampled = False
     with tqdm(total=run.total, desc=f"SBPS {chain}", leave=False) as progress:
         while (spent := sum(sampler.evaluations)) < run.total:
@@ -406,7 +403,7 @@ def main() -> None:
     parser.add_argument("--family", choices=("logistic", "poisson"), default="logistic")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=[*METHODS])
     parser.add_argument("--sizes", nargs="+", type=int, default=[100, 1000])
-    parser.add_argument("--budget", type=float, default=50, help="gradients a chain")
+    parser.add_argument("--budget", type=float, default=30, help="gradients a chain")
     parser.add_argument("--out", type=Path, default=Path("runs/subsampling.jsonl"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)

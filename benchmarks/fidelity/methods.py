@@ -242,7 +242,6 @@ def _one_sbps(cell: Cell, params: Params, preconditioned: bool) -> Result:
     draw, kept = cell.rows(cell.batch, 1), Kept(task, cell.budget)
     sampler = sg.SBPS(
         task.groups(params.items()),
-        num_std=3.0,
         preconditioned=preconditioned,
         num_data=len(task.y),
         seed=cell.seed,

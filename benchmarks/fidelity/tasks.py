@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -58,6 +58,11 @@ class Task:
             return sg.prior_groups(self.network(), self.x.T[:500], params=params)
 
     @cached_property
+    def table(self) -> Tensor:
+        """The rows one by one, [rows, features]."""
+        return self.x.T.contiguous()
+
+    @cached_property
     def precisions(self) -> dict[str, float]:
         """The prior precision of each tensor, by name."""
         named, found = [*self.network().named_parameters()], {}
@@ -98,7 +103,7 @@ class Task:
     def blocks(self, rows: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields features and targets of all rows, or of each chain's own."""
         if rows is not None:  # [chains, rows]
-            yield self.x[:, rows].transpose(0, 1), self.y[rows]
+            yield self.table[rows].mT.contiguous(), self.y[rows]
             return
         parts = -(-len(self.y) // BLOCK)
         yield from zip(self.x.chunk(parts, 1), self.y.chunk(parts), strict=True)
@@ -197,16 +202,20 @@ def standardised(
 
 def table_of(path: Path, hidden: tuple[int, ...], classes: bool, noise: float) -> Task:
     """Returns a task on a user's table: a fifth of the rows are scored."""
-    rows = np.loadtxt(path, delimiter="," if "," in path.read_text()[:500] else None)
+    lines = path.read_text("utf-8-sig").splitlines()
+    if any(letter in lines[0].lower() for letter in "abcdfghijklmnopqrstuvwxyz"):
+        del lines[0]  # a header
+    delimiter = next((mark for mark in ",;\t" if mark in lines[0]), None)
+    rows = np.loadtxt(lines, delimiter=delimiter, ndmin=2)
     rows = np.random.default_rng(0).permutation(rows)
     count = len(rows) - max(1, len(rows) // 5)
     task = standardised(path.stem, rows, count, hidden, noise)
     if not classes:
         return task
     labels = torch.from_numpy(np.unique(rows[:, -1], return_inverse=True)[1])
-    y, scored = labels[:count], labels[count : count + SCORED]
-    return Task(
-        path.stem, task.x, y, task.scored_x, scored, hidden, int(labels.max()) + 1
+    scored = labels[count : count + SCORED]
+    return replace(
+        task, y=labels[:count], scored_y=scored, classes=len(labels.unique())
     )
 
 
