@@ -17,6 +17,8 @@ DOCUMENTS = sorted(
 # Pages whose programs speak themselves, wait for other processes, or compile;
 # test_scripts.py has the others.
 LOUD = ("frameworks.md", "distributed.md", "small_networks.md")
+# The README's first program; tests/examples/test_quickstart.py runs all of it.
+QUICK = ("steps=6000, burn_in=2000", "steps=60, burn_in=20, check=False, report=False")
 
 
 def blocks(file, language):
@@ -48,7 +50,7 @@ def test_python(file, tmp_path, monkeypatch):
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     try:
         for block in blocks(file, "python"):
-            exec(compile(block, str(file), "exec"), names)
+            exec(compile(block.replace(*QUICK), str(file), "exec"), names)
         if file.name == "README.md":
             assert names["posterior"].num_draws == 20
     finally:

@@ -19,14 +19,6 @@ def run(name, picture, *options):
     return printed
 
 
-def test_a_regression_with_its_noise(tmp_path, one_thread):
-    printed = run("quickstart", tmp_path / "quickstart.png", "--steps", 4800)
-    assert "effective sample size" in printed and "R-hat" in printed  # the verdict
-    (sigma,) = re.findall(r"sigma: ([\d.]+)", printed)
-    assert 0.08 < float(sigma) < 0.3  # begun at 1
-    assert (tmp_path / "draws" / "report.md").exists()
-
-
 def test_a_coefficient_that_climbs(tmp_path, one_thread):
     """The coefficient is in 0 to 4: chains of 90 and 60 steps stay near w*."""
     picture = tmp_path / "local_learning_coefficient.png"
