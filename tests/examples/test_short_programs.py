@@ -185,3 +185,13 @@ def test_a_regression_is_stored_and_gone_on_with(tmp_path, monkeypatch, one_thre
     assert len(stored) == 5
     assert contents(parts / "draws") == stored
     assert printed.count("200 draws of chains [0], one in 10") == 2
+
+
+def test_a_student_of_a_posterior(tmp_path, one_thread):
+    options = ("--digits", "--epochs", 40, "--burn-in", 20, "--passes", 20)
+    printed = run_example("distillation", "--out", tmp_path, *options)
+    rows = re.findall(r"^(.*): error ([\d.]+)%, NLL ([\d.]+)", printed, re.MULTILINE)
+    assert [name for name, *_ in rows] == ["40 draws", "student"]
+    (_, error, nll), (_, student_error, student_nll) = rows
+    assert float(student_error) < float(error) + 1.5
+    assert float(student_nll) < 1.1 * float(nll)
