@@ -6,6 +6,7 @@ from typing import Any
 
 import torch_sgmcmc
 
+ROOT = Path(__file__).parents[1]
 project = "torch_sgmcmc"
 version = release = torch_sgmcmc.__version__
 extensions = [
@@ -22,19 +23,39 @@ napoleon_google_docstring = True
 napoleon_custom_sections = [("State", "notes_style"), ("Target density", "notes_style")]
 
 
-def _bugs(app: Any, page: str, source: list[str]) -> None:
-    """Puts the table of compiled bugs where a page asks for it."""
-    mark = "<!-- the bugs of tests/mutants/table.py -->"
-    if mark not in source[0]:
-        return
-    file = Path(__file__).parents[1] / "tests" / "mutants" / "table.py"
+def _bugs() -> str:
+    """Returns the table of bugs that are built in."""
     rows = ["| bug | in | seen by |", "| --- | --- | --- |"]
-    for mutant in (m for build in runpy.run_path(str(file))["BUILDS"] for m in build):
+    table = runpy.run_path(str(ROOT / "tests/mutants/table.py"))
+    for mutant in (m for build in table["BUILDS"] for m in build):
         tests = "<br>".join(f"`{test}`" for test in mutant.tests)
         rows.append(f"| {mutant.name} | `{mutant.path}` | {tests} |")
-    source[0] = source[0].replace(mark, "\n".join(rows))
+    return "\n".join(rows)
+
+
+def _headers() -> str:
+    """Returns a section for each C++ header."""
+    folder = Path("csrc/include/torch_sgmcmc")
+    return "\n\n".join(
+        f"## {path.name}\n\n```{{literalinclude}} ../{folder / path.name}\n"
+        ":language: cpp\n```"
+        for path in sorted((ROOT / folder).glob("*.h"))
+    )
+
+
+#: Written where a page has the mark.
+WRITTEN = {
+    "<!-- the bugs of tests/mutants/table.py -->": _bugs,
+    "<!-- the headers of csrc/include -->": _headers,
+}
+
+
+def _write(app: Any, page: str, source: list[str]) -> None:
+    for mark, text in WRITTEN.items():
+        if mark in source[0]:
+            source[0] = source[0].replace(mark, text())
 
 
 def setup(app: Any) -> None:
     """Called by Sphinx."""
-    app.connect("source-read", _bugs)
+    app.connect("source-read", _write)

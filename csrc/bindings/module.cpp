@@ -128,6 +128,14 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "isa", [] { return IsaName(ActiveIsa()); },
       "The instruction set of the CPU loops: portable, avx2 or avx512.");
+  m.def(
+      "compiler",
+#if defined(__clang__)
+      [] { return __VERSION__; },
+#else
+      [] { return "GCC " __VERSION__; },
+#endif
+      "The compiler of this module.");
 
   m.def(
       "philox4x32",

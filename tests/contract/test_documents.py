@@ -16,7 +16,9 @@ DOCUMENTS = sorted(
 )
 # Pages whose programs speak themselves, wait for other processes, or compile;
 # test_scripts.py has the others.
-LOUD = ("frameworks.md", "distributed.md", "small_networks.md")
+LOUD = ("frameworks.md", "gallery.md", "distributed.md", "small_networks.md")
+# The README's first program; tests/examples/test_quickstart.py runs all of it.
+QUICK = ("steps=6000, burn_in=2000", "steps=60, burn_in=20, check=False, report=False")
 
 
 def blocks(file, language):
@@ -29,13 +31,14 @@ def blocks(file, language):
     at_levels(
         [file for file in DOCUMENTS if file.name in ("README.md", *LOUD)],
         default=[file for file in DOCUMENTS if file.name == "README.md"],
-        full=[f for f in DOCUMENTS if f.name in ("frameworks.md", "distributed.md")],
+        full=[f for f in DOCUMENTS if f.name in LOUD[:3]],
     ),
     ids=lambda file: str(file.relative_to(cpp.CHECKOUT)),
 )
 def test_python(file, tmp_path, monkeypatch):
-    if file.name == "frameworks.md":
-        pytest.importorskip("lightning")
+    needed = {"frameworks.md": "lightning", "gallery.md": "lightning tensorboard wandb"}
+    for module in needed.get(file.name, "").split():
+        pytest.importorskip(module)
     if file.name == "small_networks.md":
         if not shutil.which("g++") or TorchVersion(torch.__version__) < "2.15":
             pytest.skip("needs a C++ compiler, and torch 2.15")
@@ -48,7 +51,7 @@ def test_python(file, tmp_path, monkeypatch):
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     try:
         for block in blocks(file, "python"):
-            exec(compile(block, str(file), "exec"), names)
+            exec(compile(block.replace(*QUICK), str(file), "exec"), names)
         if file.name == "README.md":
             assert names["posterior"].num_draws == 20
     finally:

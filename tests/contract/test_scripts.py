@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from harness import cpp
-from test_documents import DOCUMENTS, LOUD, blocks
+from test_documents import DOCUMENTS, LOUD, QUICK, blocks
 
 pytestmark = pytest.mark.full
 
@@ -36,6 +36,7 @@ torch.save({"model": model.state_dict(), "sampler": sampler.state_dict()}, "chai
 }
 # What a page runs for its numbers' sake, and what is enough to hear it.
 SHORTER = {
+    "README.md": dict([QUICK]),
     "coming_from.md": {
         "draws=500, burn_in=200": "draws=100, burn_in=40",
         "warmup(closure, 500,": "warmup(closure, 100,",

@@ -69,3 +69,12 @@ def test_paths_lead_to_files():
         and not any(each == path or each.endswith(f"/{path}") for each in known)
     ]
     assert not found, "\n".join(found)
+
+
+def test_hooks_have_the_versions_of_developers():
+    tracked(endings=("",))
+    texts = [
+        (ROOT / f).read_text() for f in ("pyproject.toml", ".pre-commit-config.yaml")
+    ]
+    pinned, hooks = ({*re.findall(r"\b[\w-]+==[\d.]+\d", text)} for text in texts)
+    assert len(hooks) == 2 and hooks <= pinned

@@ -10,6 +10,8 @@ import pytest
 import torch
 from harness import cpp
 
+import torch_sgmcmc
+
 CONSUMER = cpp.CHECKOUT / "tests" / "cpp" / "consumer"
 TORCH = Path(torch.__file__).parent
 
@@ -53,6 +55,12 @@ def check_loaded(program, cuda_kernels):
         f"torch with CUDA: {str(has_cuda).lower()}",
         f"operators with CUDA: {str(has_cuda and cuda_kernels).lower()}",
     ]
+
+
+def test_its_version_is_python_s(cpp_package):
+    (targets,) = cpp_package.rglob("TorchSGMCMCTargets.cmake")
+    macro = f'TORCH_SGMCMC_VERSION=\\"{torch_sgmcmc.__version__}\\"'
+    assert macro in targets.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -19,14 +19,6 @@ def run(name, picture, *options):
     return printed
 
 
-def test_a_regression_with_its_noise(tmp_path, one_thread):
-    printed = run("quickstart", tmp_path / "quickstart.png", "--steps", 4800)
-    assert "effective sample size" in printed and "R-hat" in printed  # the verdict
-    (sigma,) = re.findall(r"sigma: ([\d.]+)", printed)
-    assert 0.08 < float(sigma) < 0.3  # begun at 1
-    assert (tmp_path / "draws" / "report.md").exists()
-
-
 def test_a_coefficient_that_climbs(tmp_path, one_thread):
     """The coefficient is in 0 to 4: chains of 90 and 60 steps stay near w*."""
     picture = tmp_path / "local_learning_coefficient.png"
@@ -193,3 +185,13 @@ def test_a_regression_is_stored_and_gone_on_with(tmp_path, monkeypatch, one_thre
     assert len(stored) == 5
     assert contents(parts / "draws") == stored
     assert printed.count("200 draws of chains [0], one in 10") == 2
+
+
+def test_a_student_of_a_posterior(tmp_path, one_thread):
+    options = ("--digits", "--epochs", 40, "--burn-in", 20, "--passes", 20)
+    printed = run_example("distillation", "--out", tmp_path, *options)
+    rows = re.findall(r"^(.*): error ([\d.]+)%, NLL ([\d.]+)", printed, re.MULTILINE)
+    assert [name for name, *_ in rows] == ["40 draws", "student"]
+    (_, error, nll), (_, student_error, student_nll) = rows
+    assert float(student_error) < float(error) + 1.5
+    assert float(student_nll) < 1.1 * float(nll)

@@ -1,4 +1,4 @@
-"""A new user's path: the README's program, on MNIST and a ReLU network."""
+"""A new user's path: the README's loop, on MNIST and a ReLU network."""
 
 import gzip
 import re
@@ -29,8 +29,8 @@ def images(root, part):
 
 @pytest.mark.nightly
 def test_the_readme_on_mnist(data_root, tmp_path, monkeypatch, capsys):
-    # Of which the first is what the reader has.
-    _, program = re.findall(
+    # The one before it is what the reader has.
+    *_, program = re.findall(
         r"```python\n(.*?)```", (cpp.CHECKOUT / "README.md").read_text(), re.DOTALL
     )
     x, y = images(data_root, "train")
@@ -70,7 +70,7 @@ def test_the_readme_on_mnist(data_root, tmp_path, monkeypatch, capsys):
 def test_the_readme_runs_twice(tmp_path, monkeypatch, capsys):
     """Its 20 draws are few; a second run begins again."""
     readme = (cpp.CHECKOUT / "README.md").read_text()
-    program = "".join(re.findall(r"```python\n(.*?)```", readme, re.DOTALL))
+    program = "".join(re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[1:])
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         torch.manual_seed(0)
