@@ -159,6 +159,7 @@ def show(task: Task, rows: list[dict[str, Any]]) -> None:
     budgets = sorted({row["budget"] for row in rows})
     cells = {(row["method"], row["data"], row["budget"]): row for row in rows}
     has = {key for row in rows for key in row}
+    has -= {"mean"} if "TV" in has else set()
     always, last = ({k: c for k, c in x.items() if k in has} for x in (ALWAYS, AT_LAST))
     title = ", ".join(f"{budget:,}" for budget in budgets)
     heads = [head for *_, head in (*always.values(), *last.values())]
