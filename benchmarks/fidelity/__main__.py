@@ -1,4 +1,4 @@
-"""How near samplers come to a network's posterior: gold standards and a table.
+"""Distances of samplers to a network's posterior: gold standards and a table.
 
     python benchmarks/fidelity gold --data-root DATA       # HMC with all data
     python benchmarks/fidelity table --data-root DATA

@@ -44,7 +44,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Cell:
-    """What a method runs: a task, a minibatch (0: all data), a budget and a seed."""
+    """A task, a minibatch (0: all data), a budget and a seed, for a method."""
 
     task: Task
     batch: int
