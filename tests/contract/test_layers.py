@@ -21,8 +21,8 @@ LEVELS = {name: level for level, names in enumerate(LAYERS) for name in names}
 def imports():
     """Yields a file, its part of the package, and the part that it imports."""
     for path in PACKAGE.rglob("*.py"):
-        if path.parent == PACKAGE and path.name == "__init__.py":
-            continue  # it lists the public names
+        if path.parent == PACKAGE and path.name in ("__init__.py", "__main__.py"):
+            continue  # the public names, and a program
         file = path.relative_to(PACKAGE)
         for node in ast.walk(ast.parse(path.read_text())):
             modules = []
