@@ -5,9 +5,9 @@
 
 A logistic regression on Covertype, and a logistic and a Poisson regression on simulated
 rows with heavy tails. Four chains of each method start at the mode and evaluate as many
-gradients of single rows (--budget, in gradients of all rows; HMC 20 times as many).
-The first fifth is burn-in. The posterior is by HMC with all data in the Laplace
-approximation's coordinates. Printed are, for each method and size of minibatches:
+gradients of single rows (--budget, in gradients of all rows). The first fifth is
+burn-in. The posterior is by HMC with all data in the Laplace approximation's
+coordinates. Printed are, for each method and size of minibatches:
 
 * ESS: effective sample size in one gradient of all rows, of the median and of the worst
   coordinate;
@@ -43,7 +43,6 @@ BURN_IN, DRAWS = 0.2, 2000  # draws of each chain, at most
 HEAT = 0.05  # of T, by minibatches: noise_lr of check_setup
 STABLE = 0.25  # of the largest stable lr
 MOMENTUM = 0.9
-LONGER = 20  # times the budget, for HMC with all data
 BURN_IN_EXACT, EXACT_DRAWS = 20, 500  # of each of eight chains
 
 
@@ -268,27 +267,6 @@ def gradients(
     return run.finished()
 
 
-def hmc(run: Run) -> Tensor:
-    """Runs HMC with all rows; half of the burn-in adapts its step size."""
-    count, spent = len(run.problem.y), 0
-    curvature = float(torch.linalg.eigvalsh(run.problem.laplace[1])[-1])
-    settings = {"step_size": curvature**-0.5, "num_steps": 30, "num_chains": CHAINS}
-    sampler = sg.HMC([run.theta], **settings, **run.common)
-
-    def closure() -> Tensor:
-        nonlocal spent
-        spent += count
-        losses = run.problem.means(run.theta)
-        losses.sum().backward()
-        return losses.detach()
-
-    sampler.warmup(closure, int(BURN_IN * run.budget / 62), progress=False)
-    while spent < run.total:
-        sampler.step(closure)
-        run.look(spent)
-    return run.finished()
-
-
 def one_by_one(make: Callable[[Run, int], Tensor], run: Run) -> Tensor:
     """Runs chains one after the other; they may have different numbers of draws."""
     found = []
@@ -350,7 +328,6 @@ METHODS: dict[str, Callable[[Run], Tensor]] = {
     "SBPS": partial(one_by_one, sbps),
     "pSBPS": partial(one_by_one, partial(sbps, preconditioned=True)),
     "HMC-ECS, perturbed": partial(one_by_one, hmcecs),
-    "HMC, all data": hmc,
 }
 
 
@@ -389,7 +366,7 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
             print(f"| {row['method']} | {row['size']:,} | {row['error']} |")
             continue
         (off, off_error), (sd, sd_error) = row["means"], row["sds"]
-        line = f"| {row['method']} | {row['size'] or 'all'} | {row['ess'][0]:.2g} | "
+        line = f"| {row['method']} | {row['size']:,} | {row['ess'][0]:.2g} | "
         line += f"{row['ess'][1]:.2g} | {off:.2f} ± {off_error:.2f} | "
         line += f"{100 * sd:+.1f} ± {100 * sd_error:.1f} | {row['seconds']:.0f} |"
         print(line.replace("-", "−"))
@@ -440,23 +417,21 @@ def main() -> None:
         moments = [torch.tensor(truth[k], dtype=torch.float64) for k in ("mean", "sd")]
         rows = []
         for name in arguments.methods:
-            for size in arguments.sizes if name != "HMC, all data" else [0]:
-                budget = arguments.budget * (1 if size else LONGER)
+            for size in arguments.sizes:
                 key = {"problem": problem.name, "method": name, "size": size}
-                key["budget"] = budget
+                key["budget"] = arguments.budget
 
                 def make(
                     problem: Problem = problem,
                     moments: list[Tensor] = moments,
                     name: str = name,
                     size: int = size,
-                    budget: float = budget,
                 ) -> dict[str, Any]:
                     try:
-                        found = METHODS[name](Run(problem, size, budget))
+                        found = METHODS[name](Run(problem, size, arguments.budget))
                     except (RuntimeError, ValueError) as error:
                         return {"error": str(error).splitlines()[0]}
-                    return scores(found, *moments, budget)
+                    return scores(found, *moments, arguments.budget)
 
                 rows.append(kept(key, make))
         count, d = problem.x.shape
