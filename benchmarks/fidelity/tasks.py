@@ -197,7 +197,7 @@ def standardised(
     scaled = torch.from_numpy(((rows - mean) / np.where(sd > 0, sd, 1)).astype("f4"))
     parts = scaled[:count], scaled[count : count + SCORED]
     data = [t for p in parts for t in (p[:, :-1].T.contiguous(), p[:, -1].contiguous())]
-    return Task(name, *data, hidden, noise=noise)
+    return Task(name, *data, hidden, noise=noise, batch=min(100, count))
 
 
 def table_of(path: Path, hidden: tuple[int, ...], classes: bool, noise: float) -> Task:
