@@ -5,7 +5,7 @@
     python benchmarks/reference_posteriors.py --posteriordb DIR --posterior NAME ...
 
 The stored five are in tests/laws/reference_posteriors.json. DIR is a checkout of
-posteriordb, or a bare repository; benchmarks/posteriors.py has the models, and tells
+posteriordb, or a bare repository; benchmarks/log_densities.py has the models, and tells
 how a file defines a posterior of your own. A table has for each sampler
 
 * mean: the largest error of a mean, in sds of the reference;
@@ -46,7 +46,7 @@ from typing import Any
 import numpy as np
 import torch
 from arviz_stats.base import array_stats
-from posteriors import Posterior, of_file, of_posteriordb, of_record, stored
+from log_densities import Posterior, of_file, of_posteriordb, of_record, stored
 from scipy import stats
 from torch import Tensor
 

@@ -412,15 +412,23 @@ def test_a_tensor_as_lr_is_not_tuned():
         MCLMC([p], torch.tensor(0.1), num_data=1, tune_steps=40)
 
 
-def test_tuning_reaches_the_energy_error_of_a_network():
+def test_tuning_finds_the_step_of_a_network():
+    """The energy error grows like lr³, and the step is found within a factor of 2.
+
+    A later chain's energy error is no measure: rare steps make up most of its mean.
+    """
     torch.manual_seed(0)
     x = torch.linspace(-1, 1, 50)[:, None]
     y = torch.sin(3 * x) + 0.1 * torch.randn(50, 1)
-    model = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
     settings = {"num_data": 50, "prior_precision": 1.0, "tune_steps": 3000}
-    sampler = MCLMC(model.parameters(), 1e-3, **settings, seed=0)
-    for _ in range(8000):
-        sampler.zero_grad()
-        (nn.functional.mse_loss(model(x), y) / 0.02).backward()
-        sampler.step()
-    assert 2.5e-4 < sampler.energy_error < 1e-3
+    found = []
+    for seed in range(6):
+        model = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
+        sampler = MCLMC(model.parameters(), 1e-2, **settings, seed=seed)
+        for _ in range(3001):
+            sampler.zero_grad()
+            (nn.functional.mse_loss(model(x), y) / 0.02).backward()
+            sampler.step()
+        found.append(math.log(sampler.param_groups[0]["lr"]))
+    # Seeds differ by a factor of 1.5; 13 of them have the geometric mean 6.0e-4.
+    assert 3e-4 < math.exp(sum(found) / 6) < 1.1e-3

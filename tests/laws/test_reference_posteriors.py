@@ -13,8 +13,8 @@ from functools import cache
 from textwrap import dedent
 from unittest.mock import patch
 
+import log_densities
 import numpy as np
-import posteriors
 import pytest
 import reference_posteriors as program
 from harness.statistics import StatisticalError, check_z
@@ -37,7 +37,7 @@ LENGTHS = {"HMC": 150, "BAOA": 400, "SGNHT": 800, "SBPS": 500, "HMC-ECS": 120}
 
 @cache
 def prepared(name):
-    return program.prepare(posteriors.stored([name])[name])
+    return program.prepare(log_densities.stored([name])[name])
 
 
 def check(name, sampler, target=None, times=1, **settings):
@@ -71,9 +71,9 @@ def changed(name, **parts):
 
 
 def without_jacobian():
-    right = posteriors.TRANSFORMS["positive"]
+    right = log_densities.TRANSFORMS["positive"]
     wrong = {"positive": lambda u: (right(u)[0], 0 * u)}
-    with patch.dict(posteriors.TRANSFORMS, wrong):
+    with patch.dict(log_densities.TRANSFORMS, wrong):
         check(SCHOOLS, "HMC")
 
 
@@ -93,7 +93,7 @@ BUGS = {
     "HMC, no Metropolis test": lambda: check("arK-arK", "HMC", metropolis=False),
     "BAOA, 10 % more noise": lambda: check("arK-arK", "BAOA", temperature=1.21),
     "SGNHT, no prior": lambda: check(
-        PROCESS, "SGNHT", changed(PROCESS, log_prior=posteriors.flat)
+        PROCESS, "SGNHT", changed(PROCESS, log_prior=log_densities.flat)
     ),
     "SGNHT, momenta of more data": lambda: check(KIDIQ, "SGNHT", num_data=600),
     "SBPS, a band of no width": lambda: check(KIDIQ, "SBPS", times=2, num_std=0.0),
@@ -110,8 +110,8 @@ def test_a_bug_is_caught(bug):
 def test_a_posterior_of_a_file(tmp_path):
     """The example of the docstring, whose moments are exact."""
     path = tmp_path / "counts.py"
-    path.write_text(dedent(posteriors.__doc__.partition("::\n\n")[2]))
-    target = program.prepare(posteriors.of_file(path))
+    path.write_text(dedent(log_densities.__doc__.partition("::\n\n")[2]))
+    target = program.prepare(log_densities.of_file(path))
     check("a file", "HMC", target)
     with pytest.raises(StatisticalError):
         check("a file", "HMC", target, temperature=1.21)
@@ -136,11 +136,11 @@ def test_a_posterior_of_posteriordb(tmp_path):
         path.write_text(json.dumps(content))
         with zipfile.ZipFile(f"{path}.zip", "w") as archive:
             archive.write(path, path.name)
-    record = posteriors.of_posteriordb(tmp_path, "a")
+    record = log_densities.of_posteriordb(tmp_path, "a")
     assert record["data"] == files["data/data/b"]
     mean, sd, mean_error, sd_error = record["reference"]["rho"]
     assert abs(mean - 3) < 5 * mean_error and abs(sd - 2) < 5 * sd_error
     # Of normal draws: sd / sqrt(n), and sd / sqrt(2 n).
     assert mean_error == pytest.approx(sd / 8000**0.5)
     assert sd_error == pytest.approx(mean_error / 2**0.5, rel=0.05)
-    assert posteriors.of_record(record).dimension == 3
+    assert log_densities.of_record(record).dimension == 3
