@@ -412,23 +412,22 @@ def test_a_tensor_as_lr_is_not_tuned():
         MCLMC([p], torch.tensor(0.1), num_data=1, tune_steps=40)
 
 
-def test_tuning_finds_the_step_of_a_network():
-    """The energy error grows like lr³, and the step is found within a factor of 2.
+def test_tuning_reaches_the_energy_error_of_a_network():
+    """Sixteen chains; six seeds gave 4.9e-4 to 7.4e-4, of one chain 2.2e-4 to 1.5e-3.
 
-    A later chain's energy error is no measure: rare steps make up most of its mean.
+    Rare steps make up most of a network's energy error, so one chain may miss them.
     """
-    torch.manual_seed(0)
+    g = torch.Generator().manual_seed(0)
     x = torch.linspace(-1, 1, 50)[:, None]
-    y = torch.sin(3 * x) + 0.1 * torch.randn(50, 1)
-    settings = {"num_data": 50, "prior_precision": 1.0, "tune_steps": 3000}
-    found = []
-    for seed in range(6):
-        model = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
-        sampler = MCLMC(model.parameters(), 1e-2, **settings, seed=seed)
-        for _ in range(3001):
-            sampler.zero_grad()
-            (nn.functional.mse_loss(model(x), y) / 0.02).backward()
-            sampler.step()
-        found.append(math.log(sampler.param_groups[0]["lr"]))
-    # Seeds differ by a factor of 1.5; 13 of them have the geometric mean 6.0e-4.
-    assert 3e-4 < math.exp(sum(found) / 6) < 1.1e-3
+    y = torch.sin(3 * x) + 0.1 * torch.randn(50, 1, generator=g)
+    shapes = ((1, 20), (1, 20), (20, 1), (1, 1))
+    starts = [torch.randn(16, *shape, generator=g) / 5**0.5 for shape in shapes]
+    w, b, v, c = params = [start.requires_grad_() for start in starts]
+    settings = {"num_data": 50, "prior_precision": 5.0, "num_chains": 16, "seed": 0}
+    sampler = MCLMC(params, 1e-3, tune_steps=6000, **settings)
+    for _ in range(9000):
+        sampler.zero_grad()
+        errors = (torch.tanh(x @ w + b) @ v + c - y).square().mean((1, 2))
+        (errors / 0.02).sum().backward()
+        sampler.step()
+    assert 2.5e-4 < sampler.energy_error < 1e-3
