@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 from arviz_stats.base import array_stats
+from tables import read
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -403,7 +404,7 @@ def main() -> None:
     makers = {name: partial(PROBLEMS[name], arguments.data_root) for name in PROBLEMS}
     chosen = [makers[name] for name in arguments.problems]
     if arguments.csv:
-        table = np.loadtxt(arguments.csv, delimiter=",")
+        table = read(arguments.csv)
         columns = arguments.csv.stem, table[:, :-1], table[:, -1], arguments.family
         chosen = [partial(of_columns, *columns)]
     for maker in chosen:

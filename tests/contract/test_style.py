@@ -3,6 +3,7 @@
 import ast
 import re
 import subprocess
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,13 @@ def test_paths_lead_to_files():
         and not any(each == path or each.endswith(f"/{path}") for each in known)
     ]
     assert not found, "\n".join(found)
+
+
+def test_programs_hide_no_package(request):
+    """The tests import programs by their names, before what is installed."""
+    folders = [ROOT / folder for folder in request.config.getini("pythonpath")]
+    names = {path.stem for folder in folders for path in folder.iterdir()}
+    assert not names & {*packages_distributions()}
 
 
 def test_hooks_have_the_versions_of_developers():

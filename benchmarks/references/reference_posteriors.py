@@ -1,11 +1,12 @@
 """Samplers against reference posteriors: means and sds beside those of long NUTS runs.
 
-    python benchmarks/reference_posteriors.py                        # the stored five
-    python benchmarks/reference_posteriors.py --file my_posterior.py
-    python benchmarks/reference_posteriors.py --posteriordb DIR --posterior NAME ...
+    cd benchmarks/references
+    python reference_posteriors.py                                   # the stored five
+    python reference_posteriors.py --file my_posterior.py
+    python reference_posteriors.py --posteriordb DIR --posterior NAME ...
 
 The stored five are in tests/laws/reference_posteriors.json. DIR is a checkout of
-posteriordb, or a bare repository; benchmarks/log_densities.py has the models, and tells
+posteriordb, or a bare repository; log_densities.py here has the models, and tells
 how a file defines a posterior of your own. A table has for each sampler
 
 * mean: the largest error of a mean, in sds of the reference;

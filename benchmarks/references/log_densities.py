@@ -50,7 +50,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Tensors = Mapping[str, Tensor]
-STORED = Path(__file__).parents[1] / "tests" / "laws" / "reference_posteriors.json"
+STORED = Path(__file__).parents[2] / "tests" / "laws" / "reference_posteriors.json"
 
 
 def identity(t: Tensors, data: Tensors) -> Tensors:
