@@ -2,7 +2,8 @@
 
 ``benchmarks/references`` has the densities, the samplers and the rule that sets them. A
 difference is compared with the Monte Carlo errors of both, the sampler's own from its
-effective draws. False alarms: see the note in ``harness.statistics``. A bug is the sampler's, or one of the density that it is given.
+effective draws. False alarms: see the note in ``harness.statistics``. A bug is the
+sampler's, or one of the density that it is given.
 """
 
 import json
