@@ -130,6 +130,28 @@ def test_steps_inside_a_backward_pass(kind, one_thread):
     assert end_of_network(kind, True) == end_of_network(kind, False)
 
 
+@pytest.mark.parametrize("kind", ["SGLD", "SGHMC", "BAOA", "SGLRW"])
+@pytest.mark.usefixtures("no_warnings", "one_thread")
+def test_samplers_of_one_parameter_make_the_chain_of_all(kind):
+    whole, parts = Network(), Network()
+    sampler = make(kind, whole.parameters(), seed=3)
+    (saved,) = sampler.state_dict()["param_groups"]
+    samplers = {}
+    for i, p in enumerate(parts.parameters()):
+        own = {key: saved[key][i : i + 1] for key in ("offsets", "sizes")}
+        samplers[p] = make(kind, [p], seed=3)
+        state = {"state": {}, "param_groups": [saved | own | {"params": [0]}]}
+        samplers[p].load_state_dict(state)
+        p.register_post_accumulate_grad_hook(lambda p: samplers[p].step())
+    for net in (whole, parts):
+        for i in range(5):
+            net.zero_grad()
+            net.loss(i).backward()
+            if net is whole:
+                sampler.step()
+    assert bits([*whole.parameters()]) == bits([*parts.parameters()])
+
+
 @pytest.mark.parametrize("kind", ["EWSG", "HMC", "SBPS", "HMCECS"])
 def test_a_required_closure_inside_a_backward_pass(kind):
     net = Network()

@@ -257,7 +257,7 @@ def claim_seed(context: StepContext) -> None:
     begins = is_new and _begins(context.rng.step)
     if last is not None and not context.has_warned_of_shared_noise:
         other = last.context()
-        if not is_new and other is not None:
+        if not is_new and other is not None and context.rng.overlaps(other.rng):
             context.has_warned_of_shared_noise = True
             other.has_warned_of_shared_noise = True
             warn(

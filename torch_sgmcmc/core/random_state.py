@@ -17,7 +17,8 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -98,6 +99,17 @@ class RandomState:
         """Shows all values in the groups."""
         for i, group in enumerate(groups):
             group.update({**self.owned(i), **self.progress})
+
+    def overlaps(self, other: RandomState) -> bool:
+        """Returns whether noise of one seed would be shared."""
+        ranges = sorted(r for rng in (self, other) for r in rng._ranges())
+        return any(end > begin for (_, end), (begin, _) in pairwise(ranges))
+
+    def _ranges(self) -> Iterator[tuple[int, int]]:
+        for own in self.of_groups:
+            for begin, size in zip(own[OFFSETS], own[SIZES], strict=True):
+                if size:
+                    yield begin, begin + size
 
     def check(self, name: str, groups: Sequence[dict[str, Any]]) -> None:
         """Raises if a group holds other objects."""
