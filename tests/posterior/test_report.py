@@ -82,6 +82,35 @@ def test_false_alarms(monkeypatch):
     assert len(alarms) <= 4, alarms
 
 
+class Branch(nn.Linear):
+    """Its output depends on a comparison, which vmap does not take."""
+
+    def forward(self, x):
+        return super().forward(x) if self.weight[0, 0] > 0 else -super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, Branch])
+def test_draws_are_evaluated_together_or_one_by_one(kind, monkeypatch):
+    net, g = kind(3, 2), torch.Generator().manual_seed(0)
+    shapes = {name: p.shape for name, p in net.named_parameters()}
+    lengths = 130, 70  # the last 70 draws are compared
+    draws = [
+        Drawn({name: torch.randn(s, generator=g) for name, s in shapes.items()}, chain)
+        for chain, length in enumerate(lengths)
+        for _ in range(length)
+    ]
+    x = torch.randn(5, 3, generator=g)
+    found = {}
+    for together in (50, 1):
+        monkeypatch.setattr(run_issues, "_DRAWS", together)
+        found[together] = sg.report(net, draws, x, link="identity")
+    alone = [torch.func.functional_call(net, draw, x).detach() for draw in draws]
+    expected = torch.stack([torch.stack(alone[60:130]), torch.stack(alone[130:])])
+    for report in found.values():
+        torch.testing.assert_close(report.outputs, expected)
+    torch.testing.assert_close(found[50].norms.rhat, found[1].norms.rhat)
+
+
 def test_without_inputs_and_gauges_all_is_unknown():
     found = sg.report(None, chains_of(chains=1, steps=400)[0])
     assert not found.issues

@@ -25,7 +25,7 @@ from torch_sgmcmc.draws.store_files import finite
 from torch_sgmcmc.io import replace_file
 
 # Most quantities of the outputs that are compared; rows of the table of tensors.
-_MOST, _ROWS = 2000, 12
+_MOST, _ROWS = 500, 12
 # Number of outputs whose autocorrelations are drawn.
 _SHOWN = 5
 

@@ -47,27 +47,38 @@ class Series:
     #: By name the settings that the draws had, in their order.
     settings: dict[str, list[tuple[float, ...]]] = field(default_factory=dict)
 
-    def add(self, draw: Any) -> None:
-        """Adds a draw."""
-        if isinstance(draw, nn.Module):
-            draw = {**dict(draw.named_parameters()), **dict(draw.named_buffers())}
-        tensors = {k: t.detach() for k in draw if isinstance(t := draw[k], Tensor)}
-        tensors = {k: t.flatten() for k, t in tensors.items() if t.is_floating_point()}
-        self.names = self.names or [k for k, t in tensors.items() if t.numel()]
+    def add(self, draws: Sequence[Any]) -> None:
+        """Adds draws with the same tensors."""
+        several = [_flat(draw) for draw in draws]
+        self.names = self.names or [k for k, t in several[0].items() if t.numel()]
         each = max(1, _COORDINATES // max(1, len(self.names)))
-        norms, elements = [_NONE], [_NONE]
-        for t in map(tensors.__getitem__, self.names):
-            norm = t if t.numel() == 1 else t.norm(dtype=torch.float64)[None]
+        norms, elements = ([_NONE.expand(len(draws), 0)] for _ in range(2))
+        for name in self.names:
+            t = torch.stack([tensors[name] for tensors in several])
+            norm = t if t.shape[1] == 1 else t.norm(dim=1, dtype=torch.float64)[:, None]
             norms.append(norm.double().cpu())
-            elements.append(t[:: max(1, t.numel() // each)][:each].double().cpu())
-        self.norms.append(torch.cat(norms))
-        self.elements.append(torch.cat(elements))
+            some = t[:, :: max(1, t.shape[1] // each)][:, :each]
+            elements.append(some.double().cpu())
+        self.norms += torch.cat(norms, 1)
+        self.elements += torch.cat(elements, 1)
+        for draw in draws:
+            self._add_settings(draw)
+
+    def _add_settings(self, draw: Any) -> None:
         self.steps.append(getattr(draw, "step", None))
         for name in ("temperature", "prior_precision", "lr"):
             value = getattr(draw, name, None)
             if value not in (None, ()) and value == value:
                 values = value if isinstance(value, tuple) else (value,)
                 self.settings.setdefault(name, []).append(values)
+
+
+def _flat(draw: Any) -> dict[str, Tensor]:
+    """Returns a draw's floating-point tensors, [elements] each."""
+    if isinstance(draw, nn.Module):
+        draw = {**dict(draw.named_parameters()), **dict(draw.named_buffers())}
+    tensors = {k: t.detach() for k in draw if isinstance(t := draw[k], Tensor)}
+    return {k: t.flatten() for k, t in tensors.items() if t.is_floating_point()}
 
 
 def by_chain(draws: Iterable[Any]) -> dict[int, list[Any]]:
@@ -89,26 +100,50 @@ def read(
     Outputs are of the last draws, as many of each chain as the shortest has.
     """
     length = min(map(len, chains.values()))
-    series = {number: Series() for number in chains}
+    size = _together(chains)
+    series: dict[int, Series] = {}
     outputs: list[Tensor] = []
     for number, chain in chains.items():
-        some = _read(chain, series[number], len(chain) - length)
+
+        def some(number: int = number, chain: list[Any] = chain) -> Iterator[Any]:
+            series[number] = Series()
+            return _read(chain, series[number], len(chain) - length, size)
+
         if model is None:
-            deque(some, 0)
-        else:
-            predicted = predict(model, some, inputs, keep_draws=True, **options)
-            assert predicted.draws is not None  # kept
-            outputs.append(predicted.draws)
+            deque(some(), 0)
+            continue
+        try:
+            found = predict(
+                model, some(), inputs, keep_draws=True, chunk_size=size, **options
+            )
+        except RuntimeError:  # vmap does not take every model
+            if size == 1:
+                raise
+            found = predict(model, some(), inputs, keep_draws=True, **options)
+        assert found.draws is not None  # kept
+        outputs.append(found.draws)
     return series, torch.stack(outputs) if outputs else None
 
 
-def _read(chain: list[Any], series: Series, first: int) -> Iterator[Any]:
-    for i, draw in enumerate(chain):
-        if isinstance(draw, Draw):
-            draw = copy.copy(draw)
-        series.add(draw)
-        if i >= first:
-            yield draw
+# Elements, and draws, that are read and evaluated at once.
+_ELEMENTS, _DRAWS = 2**17, 50
+
+
+def _together(chains: Mapping[int, list[Any]]) -> int:
+    """Returns how many draws are evaluated at once: many of a small network."""
+    first = copy.copy(next(iter(chains.values()))[0])
+    count = sum(t.numel() for t in _flat(first).values())
+    return max(1, min(_DRAWS, _ELEMENTS // max(1, count)))
+
+
+def _read(chain: list[Any], series: Series, first: int, size: int) -> Iterator[Any]:
+    for begin in range(0, len(chain), size):
+        draws = [
+            copy.copy(draw) if isinstance(draw, Draw) else draw
+            for draw in chain[begin : begin + size]
+        ]
+        series.add(draws)
+        yield from draws[max(0, first - begin) :]
 
 
 # Rates of false alarms of comparisons; R-hat of a converged quantity, and the effective
