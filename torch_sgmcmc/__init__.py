@@ -1,14 +1,15 @@
 """Stochastic-gradient MCMC as torch optimizers: a posterior instead of a point."""
 
-try:
-    from torch_sgmcmc import _C as _C
-except ImportError as error:
+from pathlib import Path as _Path
+
+if not _Path(__path__[0], "_operators.so").exists():
     raise ImportError(
         f"torch_sgmcmc was imported from {__path__[0]}, which has no compiled parts. "
         "If it is installed, this is its source folder hiding it: run Python from "
         "another folder, or install with `pip install -e .`"
-    ) from error
+    )
 
+from torch_sgmcmc import _C as _C
 from torch_sgmcmc import calibration, losses, scoring
 from torch_sgmcmc.control_variates import SVRG, ControlVariates
 from torch_sgmcmc.core.distributed import check_replicas, check_replicas_every

@@ -1,7 +1,10 @@
-"""Imports between the package's modules: allowed directions, and no cycles."""
+"""Imports of the package, and between its modules: allowed directions, no cycles."""
 
 import ast
 import graphlib
+import shutil
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -53,3 +56,15 @@ def test_private_members_stay_private():
     # Other folders see a sampler's parts through functions of core.
     doors = {place.partition(":")[0].rpartition(".")[0] for place in touched}
     assert doors == {"torch_sgmcmc.core"}, touched
+
+
+def test_a_source_folder_that_hides_the_package(tmp_path):
+    without = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(ROOT, tmp_path / "torch_sgmcmc", ignore=without)
+    command = [sys.executable, "-m", "torch_sgmcmc"]
+    found = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 1
+    assert f"{tmp_path}/torch_sgmcmc, which has no compiled parts" in found.stderr
+    assert "run Python from another folder" in found.stderr
