@@ -6,9 +6,10 @@
     python benchmarks/tables.py --data-root DATA --validate     # settings
 
 Ten networks with a mean and a scale for each row are trained by Adam. From there each
-sampler runs ten chains, with all rows in each gradient. The first half of a chain is
-burn-in; 100 draws of the second half of each chain predict together. Printed are, as
-means over runs with standard errors:
+sampler runs ten chains, with all rows in each gradient or (--batch) a minibatch of its
+own for each chain, and so more steps. The first half of a chain is burn-in; 100 draws
+of the second half of each chain predict together. Printed are, as means over runs with
+standard errors:
 
 * RMSE, and the NLL of two predictive densities: a Gaussian with the mean and the
   variance of the draws' mixture, and the mixture itself. The target is standardised,
@@ -261,12 +262,14 @@ SAMPLERS = {
 class Chains:
     """Ten chains of a sampler, and what their draws predict."""
 
-    def __init__(self, setting: Setting, table: Table, data: Data, start: Params):
-        self.setting, self.table, self.data = setting, table, data
+    def __init__(
+        self, setting: Setting, table: Table, data: Data, start: Params, batch: int
+    ) -> None:
+        self.setting, self.table, self.data, self.batch = setting, table, data, batch
         self.params = {
             name: p.detach().clone().requires_grad_() for name, p in start.items()
         }
-        self.gradients = 0
+        self.gradients = 0.0  # of all rows
         self.means: list[Tensor] = []
         self.scales: list[Tensor] = []
         self.temperatures: list[Tensor] = []
@@ -279,6 +282,9 @@ class Chains:
             given["tune_steps"] = tuned
         make = self.setting.sampler
         self.sampler = make(self.table, self.data, self.params, **given)
+        self.batches = sg.IndependentBatchSampler(
+            len(self.data.y), self.batch or 1, seed=seed
+        )
         self.progress = tqdm(total=steps, desc=name, leave=False)
         if is_hmc:
             self.sampler.warmup(self.closure, tuned // (LEAPS + 1), progress=False)
@@ -291,11 +297,13 @@ class Chains:
         self.progress.close()
 
     def closure(self) -> Tensor:
-        """Computes the losses of all rows, with their gradients."""
+        """Computes the losses of all rows or of minibatches, with their gradients."""
         self.sampler.zero_grad()
-        self.gradients += 1
-        self.progress.update()
-        return self.data.losses(self.params)
+        rows = self.batches.draw(CHAINS) if self.batch else None
+        part = self.batch / len(self.data.y) if self.batch else 1
+        self.gradients += part
+        self.progress.update(part)
+        return self.data.losses(self.params, rows)
 
     def keep(self) -> None:
         """Keeps what the networks predict, and their configurational temperature."""
@@ -360,7 +368,7 @@ def results(
     steps = arguments.steps or min(MOST_STEPS, round(WORK / count))
     for name in arguments.samplers:
         started = time.process_time()
-        chains = Chains(SAMPLERS[name], table, data, start)
+        chains = Chains(SAMPLERS[name], table, data, start, arguments.batch)
         try:
             chains.run(steps, seed, name)
         except RuntimeError as error:  # a gradient that is not finite
@@ -409,12 +417,16 @@ def main() -> None:
     parser.add_argument(
         "--samplers", nargs="+", choices=SAMPLERS, help="all; with --csv the first"
     )
+    parser.add_argument("--batch", type=int, default=0, help="rows of a minibatch")
     parser.add_argument("--validate", action="store_true", help="score training rows")
     parser.add_argument("--out", type=Path, help="a file of JSON lines to append to")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.samplers is None:
         arguments.samplers = [*SAMPLERS][: 1 if arguments.csv else None]
+    whole = [n for n in arguments.samplers if SAMPLERS[n].tune and arguments.batch]
+    if whole:
+        parser.error(f"--batch: {', '.join(whole)} need all rows (see --samplers)")
     if arguments.csv:
         chosen = {arguments.csv.name: table_of(arguments.csv)}
     else:
