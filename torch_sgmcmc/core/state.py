@@ -112,7 +112,8 @@ def draw_stationary(
     If the update rescales momenta of other settings, these are drawn for those
     settings.
     """
-    momenta = [torch.zeros_like(p, dtype=state_dtype(p)) for p in params]
+    new = torch.empty_like if stationary else torch.zeros_like
+    momenta = [new(p, dtype=state_dtype(p)) for p in params]
     if stationary:
         variance = float(group["lr"]) * group["temperature"] / group["num_data"]
         context.placement.updating(gaussian_)(
