@@ -30,7 +30,7 @@ SAMPLERS = {"SGLD": sg.SGLD, "SGHMC": partial(sg.SGHMC, momentum=0.9)}
 
 def resident() -> float:
     """Returns this process's largest resident size until now, in MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1.024e-3  # of KiB
 
 
 def step_in_backward(make: partial[sg.Sampler], model: nn.Module) -> None:

@@ -30,7 +30,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -234,6 +234,7 @@ class Setting:
     make: Callable[..., Any]
     by_layer: bool = False  # priors of prior_groups, in place of N(0, 1)
     tune: float = 0.0  # part of the gradients that MCLMC or HMC adapts itself in
+    lr: float | None = None  # in place of its own
 
     def sampler(self, table: Table, data: Data, params: Params, **given: Any) -> Any:
         """Returns a sampler of all chains."""
@@ -242,7 +243,9 @@ class Setting:
         if self.by_layer:
             base = network(len(data.x), table.hidden)
             groups, prior = sg.prior_groups(base, params=params.items()), 0.0
-        numbers = {"num_data": len(data.y), "num_chains": CHAINS}
+        numbers: dict[str, Any] = {"num_data": len(data.y), "num_chains": CHAINS}
+        if self.lr is not None:
+            numbers["lr"] = self.lr
         return self.make(groups, prior_precision=prior, **numbers, **given)
 
 
@@ -368,7 +371,10 @@ def results(
     steps = arguments.steps or min(MOST_STEPS, round(WORK / count))
     for name in arguments.samplers:
         started = time.process_time()
-        chains = Chains(SAMPLERS[name], table, data, start, arguments.batch)
+        setting = SAMPLERS[name]
+        by_layer = setting.by_layer or arguments.by_layer
+        setting = replace(setting, by_layer=by_layer, lr=arguments.lr)
+        chains = Chains(setting, table, data, start, arguments.batch)
         try:
             chains.run(steps, seed, name)
         except RuntimeError as error:  # a gradient that is not finite
@@ -417,6 +423,8 @@ def main() -> None:
     parser.add_argument(
         "--samplers", nargs="+", choices=SAMPLERS, help="all; with --csv the first"
     )
+    parser.add_argument("--lr", type=float, help="in place of the samplers' own")
+    parser.add_argument("--by-layer", action="store_true", help="priors, of all")
     parser.add_argument("--batch", type=int, default=0, help="rows of a minibatch")
     parser.add_argument("--validate", action="store_true", help="score training rows")
     parser.add_argument("--out", type=Path, help="a file of JSON lines to append to")
