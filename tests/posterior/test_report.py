@@ -109,6 +109,9 @@ def test_draws_are_evaluated_together_or_one_by_one(kind, monkeypatch):
     for report in found.values():
         torch.testing.assert_close(report.outputs, expected)
     torch.testing.assert_close(found[50].norms.rhat, found[1].norms.rhat)
+    if kind is Branch:
+        with pytest.raises(RuntimeError, match="vmap"):
+            sg.report(net, draws, x, link="identity", chunk_size=3)
 
 
 def test_without_inputs_and_gauges_all_is_unknown():

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torch_sgmcmc.core.hyperparams import check_integer
 from torch_sgmcmc.core.spec import UNKNOWN, traits_of
 from torch_sgmcmc.diagnostics import convergence as compared
 from torch_sgmcmc.diagnostics.run_record import RunRecord
@@ -100,7 +101,10 @@ def read(
     Outputs are of the last draws, as many of each chain as the shortest has.
     """
     length = min(map(len, chains.values()))
+    given = options.pop("chunk_size", None)
     size = _together(chains)
+    if given is not None:
+        size = check_integer("chunk_size", given, low=1)
     series: dict[int, Series] = {}
     outputs: list[Tensor] = []
     for number, chain in chains.items():
@@ -117,7 +121,7 @@ def read(
                 model, some(), inputs, keep_draws=True, chunk_size=size, **options
             )
         except RuntimeError:  # vmap does not take every model
-            if size == 1:
+            if given is not None or size == 1:
                 raise
             found = predict(model, some(), inputs, keep_draws=True, **options)
         assert found.draws is not None  # kept
