@@ -114,6 +114,18 @@ def test_draws_are_evaluated_together_or_one_by_one(kind, monkeypatch):
             sg.report(net, draws, x, link="identity", chunk_size=3)
 
 
+def test_a_draw_of_another_shape_is_named():
+    g = torch.Generator().manual_seed(0)
+    shapes = [(2, 3)] * 9 + [(2, 4)]
+    draws = [
+        Drawn({"weight": torch.randn(shape, generator=g), "bias": torch.zeros(2)}, 0)
+        for shape in shapes
+    ]
+    expected = r"Invalid draw: 'weight' has shape \[2, 4\], in the model \[2, 3\]"
+    with pytest.raises(ValueError, match=expected):
+        sg.report(nn.Linear(3, 2), draws, torch.zeros(5, 3), link="identity")
+
+
 def test_without_inputs_and_gauges_all_is_unknown():
     found = sg.report(None, chains_of(chains=1, steps=400)[0])
     assert not found.issues

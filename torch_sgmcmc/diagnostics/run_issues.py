@@ -109,21 +109,23 @@ def read(
     outputs: list[Tensor] = []
     for number, chain in chains.items():
 
-        def some(number: int = number, chain: list[Any] = chain) -> Iterator[Any]:
+        def some(
+            size: int, number: int = number, chain: list[Any] = chain
+        ) -> Iterator[Any]:
             series[number] = Series()
             return _read(chain, series[number], len(chain) - length, size)
 
         if model is None:
-            deque(some(), 0)
+            deque(some(size), 0)
             continue
         try:
             found = predict(
-                model, some(), inputs, keep_draws=True, chunk_size=size, **options
+                model, some(size), inputs, keep_draws=True, chunk_size=size, **options
             )
-        except RuntimeError:  # vmap does not take every model
+        except RuntimeError:  # vmap does not take every model, nor do draws all fit
             if given is not None or size == 1:
                 raise
-            found = predict(model, some(), inputs, keep_draws=True, **options)
+            found = predict(model, some(1), inputs, keep_draws=True, **options)
         assert found.draws is not None  # kept
         outputs.append(found.draws)
     return series, torch.stack(outputs) if outputs else None
