@@ -12,7 +12,7 @@ SGHMC in fp32, all of 100 points at each step, on one core. Candidates take turn
   integration step moves by a momentum that it has just drawn: XLA removes its gradient.
 
 ``--network mnist`` compares compiled blocks with an eager loop, for 784-100-10 and
-minibatches of 100.
+minibatches of 100; ``--sampler MCLMC`` its blocks with its eager loop.
 
 After the times each sampler (not SGD, nor ``mnist``) runs on with a larger lr, and its
 mean loss in equilibrium is printed, which all must share: a chain that ignores its
@@ -95,7 +95,7 @@ class _Ours:
         if chains > 1:
             self.params, _ = stack_module_state(nets)
         settings: dict[str, Any] = {"lr": LR, "momentum": MOMENTUM}
-        if cls is sg.SGHMC:
+        if issubclass(cls, sg.Sampler):
             settings |= {"num_data": len(self.x), "prior_precision": PRIOR}
             settings |= {"num_chains": chains if chains > 1 else None}
             settings["seed"] = 1000 * steps + chains
@@ -224,6 +224,7 @@ def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--network", choices=SIZES, default="tanh")
+    parser.add_argument("--sampler", choices=("SGHMC", "MCLMC"), default="SGHMC")
     parser.add_argument("--chains", type=int, nargs="+", default=[1, 10, 100])
     parser.add_argument("--steps", type=int, default=100, help="of a block")
     parser.add_argument("--rounds", type=int, default=15)
@@ -234,13 +235,15 @@ def main() -> None:
     torch.manual_seed(0)
 
     network, steps = arguments.network, arguments.steps
+    cls, is_sghmc = getattr(sg, arguments.sampler), arguments.sampler == "SGHMC"
     makes: dict[str, Callable[[], Candidate]] = {
-        "eager": partial(_Ours, network, 1, 0),
-        "SGD": partial(_Ours, network, 1, 0, torch.optim.SGD),
+        "eager": partial(_Ours, network, 1, 0, cls)
     }
-    with_jax = importlib.util.find_spec("jax") and network != "mnist"
+    if is_sghmc:
+        makes["SGD"] = partial(_Ours, network, 1, 0, torch.optim.SGD)
+    with_jax = is_sghmc and importlib.util.find_spec("jax") and network != "mnist"
     for chains in arguments.chains if network != "mnist" else [1]:
-        makes[f"ours {chains}"] = partial(_Ours, network, chains, steps)
+        makes[f"ours {chains}"] = partial(_Ours, network, chains, steps, cls)
         if with_jax:
             makes[f"JAX {chains}"] = partial(_Jax, network, chains, steps)
     candidates = {}

@@ -1,10 +1,12 @@
 // What compiled blocks of steps call on the CPU: the noise of several steps,
-// and products of matrices with the chains as the last dimension.
+// and with the chains as the last dimension products of matrices and MCLMC's
+// turn.
 #include <string.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -12,6 +14,7 @@
 #include "launch/cpu.h"
 #include "launch/plan.h"
 #include "ops/gaussian.h"
+#include "ops/mclmc_turn.h"
 #include "ops/sglrw.h"
 
 namespace torch_sgmcmc {
@@ -135,10 +138,69 @@ Tensor MultiplyChainsLast(Tensor a, Tensor b) {
   return out;
 }
 
+// mclmc_sums of [d, K] tensors.
+template <class Real>
+Tensor ProductsOfChains(const Tensor& grad, const Tensor& noise,
+                        const Tensor& direction) {
+  const int64_t chains = grad.size(1);
+  Tensor sums =
+      torch::stable::new_zeros(direction, {1, 6, chains}, ScalarType::Double);
+  auto* __restrict const out = static_cast<double*>(sums.data_ptr());
+  const auto at = [&](const Tensor& t, int64_t i) {
+    return static_cast<const Real*>(t.data_ptr()) + i * chains;
+  };
+  for (int64_t i = 0; i < grad.size(0); ++i) {
+    const Real* const gs = at(grad, i);
+    const Real* const zs = at(noise, i);
+    const Real* const us = at(direction, i);
+    for (int64_t k = 0; k < chains; ++k) {
+      const double g = gs[k];
+      const double z = zs[k];
+      const double u = us[k];
+      out[k] += g * g;
+      out[chains + k] += u * g;
+      out[2 * chains + k] += u * u;
+      out[3 * chains + k] += u * z;
+      out[4 * chains + k] += g * z;
+      out[5 * chains + k] += z * z;
+    }
+  }
+  return sums;
+}
+
+Turn TurnChains(Tensor grad, Tensor noise, Tensor direction, Tensor energy,
+                Tensor numbers) {
+  constexpr const char* kTurn = "chain_turn";
+  const ScalarType type = grad.scalar_type();
+  for (const Tensor* tensor : {&grad, &noise, &direction}) {
+    if (tensor->dim() != 2 || !tensor->is_contiguous() ||
+        tensor->size(0) != grad.size(0) || tensor->size(1) != grad.size(1) ||
+        tensor->scalar_type() != type ||
+        (type != ScalarType::Float && type != ScalarType::Double)) {
+      Fail(kTurn,
+           "grad, noise and direction must be contiguous float32 or float64 of "
+           "one shape [d, K]");
+    }
+  }
+  if (numbers.dim() != 1 || numbers.size(0) != 3 || !numbers.is_contiguous() ||
+      numbers.scalar_type() != ScalarType::Double) {
+    Fail(kTurn, "numbers must be 3 contiguous float64");
+  }
+  const auto* const n = static_cast<const double*>(numbers.data_ptr());
+  const int64_t dimension = grad.size(0);
+  const Tensor sums = type == ScalarType::Float
+                          ? ProductsOfChains<float>(grad, noise, direction)
+                          : ProductsOfChains<double>(grad, noise, direction);
+  return TurnOfSums(sums, energy,
+                    {n[0], n[1], static_cast<double>(dimension), n[2]},
+                    dimension);
+}
+
 }  // namespace
 }  // namespace torch_sgmcmc
 
 STABLE_TORCH_LIBRARY_IMPL(torch_sgmcmc, CPU, m) {
   m.impl("noise_steps_", TORCH_BOX(&torch_sgmcmc::NoiseSteps));
   m.impl("chain_product", TORCH_BOX(&torch_sgmcmc::MultiplyChainsLast));
+  m.impl("chain_turn", TORCH_BOX(&torch_sgmcmc::TurnChains));
 }

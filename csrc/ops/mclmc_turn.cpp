@@ -4,15 +4,14 @@
 #include <torch/csrc/stable/ops.h>
 
 namespace torch_sgmcmc {
-namespace {
 
-Turn MakeTurn(Tensor sums, Tensor energy, double step_size, double momentum,
-              int64_t dimension, double scale) {
-  const TurnNumbers n{step_size, momentum, static_cast<double>(dimension),
-                      scale};
+Turn TurnOfSums(const Tensor& sums, const Tensor& energy, const TurnNumbers& n,
+                int64_t dimension) {
   const int64_t chains = ChainsOfTurn(sums, energy, n, dimension);
   Turn result = NewTurn(sums, chains);
-  const auto at = [](Tensor& t) { return static_cast<double*>(t.data_ptr()); };
+  const auto at = [](const Tensor& t) {
+    return static_cast<double*>(t.data_ptr());
+  };
   for (int64_t k = 0; k < chains; ++k) {
     TurnChain(n, at(sums) + k, sums.size(0), chains,
               at(energy) + k * kEnergyNumbers,
@@ -20,6 +19,15 @@ Turn MakeTurn(Tensor sums, Tensor energy, double step_size, double momentum,
               at(std::get<1>(result)) + k * kEnergyNumbers);
   }
   return result;
+}
+
+namespace {
+
+Turn MakeTurn(Tensor sums, Tensor energy, double step_size, double momentum,
+              int64_t dimension, double scale) {
+  return TurnOfSums(
+      sums, energy,
+      {step_size, momentum, static_cast<double>(dimension), scale}, dimension);
 }
 
 }  // namespace

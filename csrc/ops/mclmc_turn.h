@@ -36,6 +36,10 @@ inline int64_t ChainsOfTurn(const Tensor& sums, const Tensor& energy,
 
 using Turn = std::tuple<Tensor, Tensor>;
 
+// On the CPU, from [P, 6, K].
+Turn TurnOfSums(const Tensor& sums, const Tensor& energy, const TurnNumbers& n,
+                int64_t dimension);
+
 inline Turn NewTurn(const Tensor& sums, int64_t chains) {
   return {torch::stable::new_empty(sums, {chains, kTurnNumbers},
                                    ScalarType::Double),

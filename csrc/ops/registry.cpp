@@ -72,6 +72,11 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   // The product of [rows, inner] and [inner, columns] of each chain (last
   // dimension).
   m.def("chain_product(Tensor a, Tensor b) -> Tensor");
+  // mclmc_turn of all gradients, noise and directions, [d, K], with a row of
+  // step_size, momentum and scale.
+  m.def(
+      "chain_turn(Tensor grad, Tensor noise, Tensor direction, Tensor energy, "
+      "Tensor numbers) -> (Tensor, Tensor)");
   // MCLMC's step from sums of P tensors (mclmc_sums, [P, 6, K]) and records of
   // energy errors, [K, 4]: the numbers of its update, [K, 4], and the new
   // records.

@@ -48,7 +48,7 @@ TEST(OperatorHandles, EverySchemaHasOneOfItsTypes) {
   // Those of what Python alone has.
   EXPECT_EQ(others,
             (std::set<std::string>{
-                "torch_sgmcmc::chain_product", "torch_sgmcmc::noise_steps_",
+                "torch_sgmcmc::chain_product", "torch_sgmcmc::chain_turn", "torch_sgmcmc::noise_steps_",
                 "torch_sgmcmc::control_variate_", "torch_sgmcmc::ecs_density",
                 "torch_sgmcmc::ecs_estimate", "torch_sgmcmc::ecs_leapfrog_",
                 "torch_sgmcmc::deferred_step_", "torch_sgmcmc::ewsg_step_",

@@ -18,7 +18,15 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional as F
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.core.ops import OP_SPECS, chain_product, gaussian_, noise_steps_
+from torch_sgmcmc.core.ops import (
+    OP_SPECS,
+    chain_product,
+    chain_turn,
+    gaussian_,
+    mclmc_sums,
+    mclmc_turn,
+    noise_steps_,
+)
 
 pytestmark = pytest.mark.full
 
@@ -102,6 +110,8 @@ CASES = [
     (sg.SGNHT, {"thermostat_rate": 0.02, "lr": 0.01}),
     (sg.PSGLD, {"gamma": False}),
     (sg.PSGLD, {"adapt": False, "eps": 0.5}),
+    (sg.MCLMC, {"momentum": 0.7}),
+    (sg.MCLMC, {"momentum": 0.0, "groups": [{}, {"prior_precision": 0.5}]}),
 ]
 
 
@@ -138,6 +148,9 @@ def test_a_block_is_its_steps(
         eager.eager(rows)
         assert losses.shape == (STEPS, *([] if num_chains is None else [num_chains]))
         assert_equal(compiled, eager)
+        if cls is sg.MCLMC:
+            errors = [chain.sampler.energy_error for chain in (compiled, eager)]
+            assert errors[0] == pytest.approx(errors[1], rel=1e-9)
     assert int(compiled.sampler.param_groups[0]["step"]) == 5 * STEPS
     assert all(p.grad is None for p in compiled.params.values())
 
@@ -183,6 +196,27 @@ def test_chain_product(rows: int, inner: int, columns: int, chains: int) -> None
         chain_product(a, b.double())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_chain_turn(dtype: torch.dtype) -> None:
+    """Is the step's turn of tensors without weight decay."""
+    g, z, u = torch.randn(3, 2, 7, dtype=dtype)  # two chains of seven elements
+    sums = mclmc_sums(
+        [g], [u], [u], [z], [], num_data=1.0, prior_precision=0.0, num_chains=2
+    )
+    energy = torch.arange(8.0, dtype=torch.float64).view(2, 4)
+    settings = {"step_size": 0.1, "momentum": 0.9, "scale": 2.0}
+    expected = mclmc_turn(sums, energy, dimension=7, **settings)
+    numbers = torch.tensor([*settings.values()], dtype=torch.float64)
+    last = [tensor.T.contiguous() for tensor in (g, z, u)]
+    for one, other in zip(chain_turn(*last, energy, numbers), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-13, atol=0)
+    for bad in ([g.T, *last[1:]], [last[0][:6], *last[1:]], [t.int() for t in last]):
+        with pytest.raises(RuntimeError, match="chain_turn: grad, noise and direction"):
+            chain_turn(*bad, energy, numbers)
+    with pytest.raises(RuntimeError, match="chain_turn: numbers must be 3 contiguous"):
+        chain_turn(*last, energy, numbers.float())
+
+
 @graphs_without_code
 @pytest.mark.parametrize("num_chains", [None, 9])
 @pytest.mark.parametrize("steps", [1, 21, 45])
@@ -226,13 +260,15 @@ def test_chains_draw_their_own_numbers_of_the_loss() -> None:
         assert all(len(row.unique()) > 10 for row in losses), what
 
 
-def compare(loss: Any, make: Callable[[], Any], x: Tensor, **settings: Any) -> None:
+def compare(
+    loss: Any, make: Any, x: Tensor, cls: Any = sg.SGLD, **settings: Any
+) -> None:
     """Compares two blocks with the same steps one by one, of chains one by one."""
     ends = []
     for is_compiled in (False, True):
         params = {name: nn.Parameter(p) for name, p in make().items()}
         given = {"num_data": 9, "seed": 0, **settings}
-        sampler = sg.SGLD(params.values(), 1e-3, **given)
+        sampler = cls(params.values(), 1e-3, **given)
         block = sg.compile_steps(sampler, loss, params, steps=len(x))
         number = given.get("num_chains")
         for _ in range(2):
@@ -321,6 +357,21 @@ def test_other_dtypes_and_strides_are_compiled_again() -> None:
     for chain in (compiled, eager):
         chain.params["b"].data = chain.params["b"].data.T.contiguous().T
     compare()
+
+
+@NEEDS_COMPILER
+def test_joint_updates_are_compiled_right() -> None:
+    """Inductor's code of several steps, each of which reads all directions."""
+    model = nn.Sequential(nn.Linear(1, 3), nn.ReLU(), nn.Linear(3, 1)).double()
+
+    def make() -> dict[str, Tensor]:
+        return dict(copy.deepcopy(model).named_parameters())
+
+    def loss(params: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(model, params, (x,)).square().mean()
+
+    x = torch.linspace(-3, 3, 20, dtype=torch.float64)[:, None].expand(5, 20, 1)
+    compare(loss, make, x, cls=sg.MCLMC)
 
 
 @graphs_without_code
@@ -422,6 +473,28 @@ def test_a_bad_setting_changes_nothing() -> None:
 
 
 @graphs_without_code
+@pytest.mark.parametrize("num_chains", [None, 9])
+def test_tuning_ends_within_a_block(num_chains: int | None) -> None:
+    more = {} if num_chains is None else {"num_chains": num_chains}
+    chains = [Chain(sg.MCLMC, tune_steps=50, **more) for _ in range(2)]
+    compiled, eager = chains
+    for chain in chains:
+        chain.batches = torch.ones(84, 5, dtype=torch.float64)
+    block = compiled.block(28)
+    for k in range(3):
+        block(compiled.batches[:28])
+        eager.eager(range(k * 28, (k + 1) * 28))
+        assert_equal(compiled, eager)
+        one, other = (chain.sampler.param_groups[0] for chain in chains)
+        for key in ("lr", "momentum"):
+            assert one[key] == pytest.approx(other[key], rel=1e-12)
+        errors = [chain.sampler.energy_error for chain in chains]
+        assert errors[0] == pytest.approx(errors[1], rel=1e-9, nan_ok=True)
+    assert one["tuning"] == []
+    assert errors[0] > 0
+
+
+@graphs_without_code
 def test_a_resting_group_stays() -> None:
     compiled, eager = Chain(sg.SGHMC), Chain(sg.SGHMC)
     for chain in (compiled, eager):
@@ -461,7 +534,7 @@ def test_a_parameter_under_two_names_has_the_sum_of_their_gradients() -> None:
 
 
 @graphs_without_code
-@pytest.mark.parametrize("cls", [sg.SGLD, sg.SGLRW, sg.SGHMC, sg.PSGLD])
+@pytest.mark.parametrize("cls", [sg.SGLD, sg.SGLRW, sg.SGHMC, sg.PSGLD, sg.MCLMC])
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_gradients_that_are_not_finite(
@@ -509,19 +582,27 @@ def by_squares(output: Tensor, y: Tensor) -> Tensor:
 
 @NEEDS_COMPILER
 @pytest.mark.parametrize(
-    ("num_chains", "hidden", "of"),
+    ("cls", "steps", "num_chains", "hidden", "of"),
     [
-        (None, (6,), by_squares),
-        (9, (6,), by_classes),
-        pytest.param(None, (30, 80), by_classes, marks=pytest.mark.nightly),
-        pytest.param(21, (6, 5), by_squares, marks=pytest.mark.nightly),
-        pytest.param(9, (30, 80), by_classes, marks=pytest.mark.nightly),
+        (sg.SGHMC, 2, None, (6,), by_squares),
+        (sg.SGHMC, 2, 9, (6,), by_classes),
+        pytest.param(sg.MCLMC, 20, None, (6,), by_squares, marks=pytest.mark.nightly),
+        pytest.param(sg.MCLMC, 20, 9, (6,), by_squares, marks=pytest.mark.nightly),
+        *(
+            pytest.param(sg.SGHMC, 2, *rest, marks=pytest.mark.nightly)
+            for rest in (
+                (None, (30, 80), by_classes),
+                (21, (6, 5), by_squares),
+                (9, (30, 80), by_classes),
+            )
+        ),
     ],
 )
-def test_networks(num_chains: int | None, hidden: tuple[int, ...], of: Any) -> None:
+def test_networks(
+    cls: Any, steps: int, num_chains: int | None, hidden: tuple[int, ...], of: Any
+) -> None:
     """Inductor's code is the graph's, in fp32, with products fused and not."""
     torch.manual_seed(0)
-    steps = 2
     nets = [network(hidden) for _ in range(num_chains or 1)]
     base = copy.deepcopy(nets[0]).to("meta")
     x, y = torch.randn(3 * steps, 40, 2), torch.randint(3, (3 * steps, 40))
@@ -529,14 +610,12 @@ def test_networks(num_chains: int | None, hidden: tuple[int, ...], of: Any) -> N
     def one(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return of(functional_call(base, params, (x,)), y)
 
-    def make() -> tuple[dict[str, Tensor], sg.SGHMC]:
+    def make() -> tuple[dict[str, Tensor], sg.Sampler]:
         params = dict(copy.deepcopy(nets[0]).named_parameters())
         if num_chains is not None:
             params, _ = stack_module_state(nets)
         common = {"num_data": 40, "prior_precision": 1.0, "seed": 1}
-        return params, sg.SGHMC(
-            params.values(), 0.01, 0.9, num_chains=num_chains, **common
-        )
+        return params, cls(params.values(), 0.01, 0.9, num_chains=num_chains, **common)
 
     params, sampler = make()
     block = sg.compile_steps(sampler, one, params, steps=steps)

@@ -44,7 +44,7 @@ OTHERS = {
     *("ecs_density", "ecs_estimate", "ecs_leapfrog_"),
     *("metropolis_decide", "select_chains_", "mclmc_turn"),
     *("fused_step_", "deferred_step_", "ewsg_step_"),
-    *("noise_steps_", "chain_product"),
+    *("noise_steps_", "chain_product", "chain_turn"),
     *("step_if_finite", "step_or_nothing"),
 }
 

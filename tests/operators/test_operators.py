@@ -82,6 +82,8 @@ def opcheck_cases():
         "hmc_leapfrog_ bf16": ((b, c, v, [], m32), leapfrog),
         "hmc_energy": ((p, v, []), {"prior_precision": 0.0, "num_chains": 1}),
         "hmc_energy of chains": ((k, m, m), {"prior_precision": 2.0, "num_chains": 3}),
+        "chain_turn": ((torch.ones(5, 2), torch.ones(5, 2), torch.ones(5, 2),
+         torch.zeros(2, 4).double(), torch.tensor([0.1, 0.9, 2.0]).double()), {}),
         "chain_product": ((torch.ones(3, 2, 16), torch.ones(2, 5, 16)), {}),
         "noise_steps_": (([torch.empty(2, 3)], [0]),
          {"uniform": 1, "seed": 1, "step": 2, "num_chains": 0}),

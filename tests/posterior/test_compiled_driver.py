@@ -35,10 +35,12 @@ def loss(model: nn.Module, batch: Tensor) -> Tensor:
     return ((model.at - batch[0]) ** 2 / 2).sum()
 
 
-def run(store: Path | None, loader: Any = LOADER, **arguments: Any) -> sg.SampleStore:
+def run(
+    store: Path | None, loader: Any = LOADER, make: Any = SGHMC, **arguments: Any
+) -> sg.SampleStore:
     given = {"steps": 24, "burn_in": 4, "every": 4, "seed": 3, "compile": True}
     settings = {"report": False, "progress": False, "check": False, **given}
-    return sg.sample(Point, SGHMC, loader, loss, store, **{**settings, **arguments})
+    return sg.sample(Point, make, loader, loss, store, **{**settings, **arguments})
 
 
 def draws_of(store: sg.SampleStore) -> list[Tensor]:
@@ -60,9 +62,15 @@ def test_blocks_are_as_long_as_possible() -> None:
 
 
 @pytest.mark.usefixtures("graphs_alone")
-def test_draws_equal_those_of_single_steps() -> None:
+@pytest.mark.parametrize("cls", [sg.SGHMC, sg.MCLMC])
+def test_draws_equal_those_of_single_steps(cls: Any) -> None:
     """Blocks in a driver; inductor: tests/operators/test_compiled_steps.py."""
-    single, store = run(None, compile=False), run(None)
+    make = partial(cls, lr=0.05, num_data=24)
+    given = {"make": make, "loader": LOADER}
+    if cls is sg.MCLMC:
+        given = {"make": partial(make, tune_steps=44), "loader": [DATA]}
+        given |= {"burn_in": 48, "steps": 68}
+    single, store = run(None, compile=False, **given), run(None, **given)
     assert len(store) == len(single) == 5
     assert_same_draws(store, single)
 

@@ -121,6 +121,14 @@ class Hooks(Optimizer):
         """
         return False
 
+    def _is_adapting(self, group: dict[str, Any]) -> bool:
+        """Returns whether the next step may change a group's hyperparameters."""
+        return False
+
+    def _record(self) -> Tensor | None:
+        """Returns what steps record of each chain, which a compiled block updates."""
+        return None
+
     def _is_repeated(self, group: dict[str, Any]) -> bool:
         """Returns whether a plan holds for further steps of a group."""
         return not self._uses_gradients(group)

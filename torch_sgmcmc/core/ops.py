@@ -82,6 +82,7 @@ deferred_step_ = _OPS.deferred_step_.default
 ewsg_step_ = _OPS.ewsg_step_.default
 noise_steps_ = _OPS.noise_steps_.default
 chain_product = _OPS.chain_product.default
+chain_turn = _OPS.chain_turn.default
 ecs_density = _OPS.ecs_density.default
 ecs_estimate = _OPS.ecs_estimate.default
 ecs_leapfrog_ = _OPS.ecs_leapfrog_.default
@@ -128,6 +129,11 @@ def _(grads: list[torch.Tensor], *args: object, num_chains: int, **kw: object) -
 
 @torch.library.register_fake("torch_sgmcmc::mclmc_turn")
 def _(sums: torch.Tensor, energy: torch.Tensor, **numbers: object) -> Any:
+    return torch.empty_like(energy), torch.empty_like(energy)
+
+
+@torch.library.register_fake("torch_sgmcmc::chain_turn")
+def _(g: object, z: object, u: object, energy: torch.Tensor, numbers: object) -> Any:
     return torch.empty_like(energy), torch.empty_like(energy)
 
 

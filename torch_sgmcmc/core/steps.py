@@ -296,16 +296,28 @@ def begin_step(sampler: Optimizer) -> None:
 def operator_of(sampler: Optimizer, group: dict[str, Any]) -> str | None:
     """Returns the name of a group's operator.
 
-    None if gradients change its state before the operator does.
+    None if gradients change its state before the operator does, or the operator takes
+    preconditioners.
     """
-    if _sampler(sampler)._uses_gradients(group):
+    own = _sampler(sampler)
+    if own._uses_gradients(group) or own._is_preconditioned(group):
         return None
-    return _sampler(sampler)._operator_of(group).name
+    return own._operator_of(group).name
 
 
 def numbers_of(sampler: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
     """Returns a group with the numbers of its next step."""
     return {**group, **_sampler(sampler)._operator_numbers(group)}
+
+
+def is_adapting(sampler: Optimizer) -> bool:
+    """Returns whether the host may change hyperparameters after the next step."""
+    return any(map(_sampler(sampler)._is_adapting, sampler.param_groups))
+
+
+def record_of(sampler: Optimizer) -> Tensor | None:
+    """Returns what steps record of each chain, with a row for each; None if nothing."""
+    return _sampler(sampler)._record()
 
 
 def has_hooks(sampler: Optimizer) -> bool:

@@ -23,21 +23,22 @@ from torch_sgmcmc.core.steps import (
     begin_step,
     check_groups_of,
     has_hooks,
+    is_adapting,
     numbers_of,
     operator_of,
+    record_of,
     rescale_momenta,
 )
 from torch_sgmcmc.data import one_gradient_a_step, parts_of, stacked
+from torch_sgmcmc.run.rules import Rule, coefficients_of, rule_of
 from torch_sgmcmc.run.step_graph import (
-    Rule,
     Updated,
-    coefficients_of,
     compile_graph,
     has_products,
-    rule_of,
     trace_block,
     trace_gradient,
 )
+from torch_sgmcmc.run.tiles import Tile, TileValues
 
 # Steps of a graph of one chain, of many nodes, of many chains: they take compile time.
 _UNROLLED, _NODES = (20, 10, 5), 80
@@ -77,9 +78,10 @@ def compile_steps(
     rescaled, as at any step.
 
     Args:
-        sampler: SGLD, SGHMC, BAOA, SGLRW, SGNHT or PSGLD (with ``gamma=False``), of
-            parameters in fp32 or fp64 on the CPU, without a preconditioner, and without
-            hooks: inspect the chain between blocks, and draw by :meth:`Collector.run`.
+        sampler: SGLD, SGHMC, BAOA, SGLRW, SGNHT, MCLMC or PSGLD (with
+            ``gamma=False``), of parameters in fp32 or fp64 on the CPU, without a
+            preconditioner, and without hooks: inspect the chain between blocks, and
+            draw by :meth:`Collector.run`.
         loss: ``loss(params, *batch)``, the mean loss of a minibatch as a function of
             the parameters by name, as for :func:`torch.func.functional_call`. With
             ``num_chains`` it is one chain's: its parameters have no dimension of
@@ -94,10 +96,10 @@ def compile_steps(
         the losses, [steps] or [steps, num_chains], and leaves no gradients. Steps are
         made one by one, without a graph, where gradients are not finite (errors and
         skipped steps are then those of ``step()``), the sampler's state is created,
-        momenta are drawn afresh, or a group rests at lr = 0. Up to 20 steps are a graph
-        (5 with ``num_chains >= 7``), compiled when first needed; minibatches of other
-        shapes or strides compile another, and the last 8 kinds are kept. A parameter
-        that the loss does not use has gradient 0.
+        momenta are drawn afresh, MCLMC tunes itself, or a group rests at lr = 0. Up to
+        20 steps are a graph (5 with ``num_chains >= 7``), compiled when first needed;
+        minibatches of other shapes or strides compile another, and the last 8 kinds are
+        kept. A parameter that the loss does not use has gradient 0.
 
     Raises:
         ValueError: the sampler cannot be compiled, or ``params`` are not its own.
@@ -161,7 +163,7 @@ def _rules_of(sampler: Sampler) -> list[Rule]:
         raise ValueError(
             f"Invalid sampler: {type(sampler).__name__} cannot be compiled with these "
             "settings (must be SGLD, SGHMC without noise_estimate='online', BAOA, "
-            "SGLRW, SGNHT, or PSGLD with gamma=False; SGHMC and BAOA without a "
+            "SGLRW, SGNHT, MCLMC, or PSGLD with gamma=False; without a "
             "preconditioner)"
         )
     return rules
@@ -179,39 +181,11 @@ class _Block(NamedTuple):
     batches: list[Tensor]
 
 
-class _Tile(NamedTuple):
-    """The chains of a graph's call: ``width`` from ``begin`` on.
-
-    ``width`` is 0 if the sampler has no dimension of chains.
-    """
-
-    begin: int
-    width: int
-
-    def of(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """Returns the tile's chains of a tensor, as the graph takes them."""
-        if self.width == 1:
-            return tensor.select(dim, self.begin)
-        own = self.place_in(tensor, dim)
-        # The graph transposes noise, of which it reads each number once.
-        return own if self.width == 0 or dim else own.movedim(0, -1).contiguous()
-
-    def back(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """Returns a graph's result with the chains in their own dimension."""
-        if self.width == 0:
-            return tensor
-        return tensor.unsqueeze(dim) if self.width == 1 else tensor.movedim(-1, dim)
-
-    def place_in(self, tensor: Tensor, dim: int = 0) -> Tensor:
-        """Returns the tile's place in a tensor of all chains."""
-        return tensor.narrow(dim, self.begin, self.width) if self.width else tensor
-
-
 class _Traced(NamedTuple):
     """A traced gradient: its graph, its tiles, and its compiled blocks."""
 
     graph: GraphModule
-    tiles: list[_Tile]
+    tiles: list[Tile]
     blocks: dict[Any, Callable[..., Any]]
 
 
@@ -304,7 +278,7 @@ class _CompiledSteps:
                 del self._traced[next(iter(self._traced))]
             # The last tile begins in the one before, if need be.
             begins = (min(b, chains - width) for b in range(0, chains, width))
-            tiles = [_Tile(begin, width) for begin in begins] or [_Tile(0, 0)]
+            tiles = [Tile(begin, width) for begin in begins] or [Tile(0, 0)]
             self._traced[key] = _Traced(graph, tiles, {})
         return self._traced[key]
 
@@ -332,11 +306,8 @@ class _CompiledSteps:
             self._coefficients(rule, group)
             for rule, group in zip(rules, sampler.param_groups, strict=True)
         ]
-        values = [[[tile.of(t) for t in own] for own in old] for tile in tiles]
-        own_means = [
-            [[] if mean is None else [tile.of(mean)] for mean in means]
-            for tile in tiles
-        ]
+        record = record_of(sampler)
+        each_tile = [TileValues(tile, old, means, record) for tile in tiles]
         is_checked = context.groups[0]["nonfinite"] != "ignore"
         losses: list[Tensor] = []
         count, begin = 0, context.rng.steps
@@ -345,17 +316,14 @@ class _CompiledSteps:
                 break
             noise = self._draw_noise(steps, rules[0], begin + count)
             found = []
-            for tile, now, mean in zip(tiles, values, own_means, strict=True):
-                inputs = []
-                for own, of, xi in zip(now, mean, noise, strict=True):
-                    inputs += [*own, *of, tile.of(xi, 1)]
-                inputs += [*coefficients, *batches]
-                found.append(self._graph(traced, params, tile, steps, inputs)(*inputs))
+            for now in each_tile:
+                inputs = [*now.inputs(noise, coefficients), *batches]
+                graph = self._graph(traced, params, now.tile, steps, inputs)
+                found.append(graph(*inputs))
             if is_checked and not all(math.isfinite(each[-1]) for each in found):
                 break
-            for now, each in zip(values, found, strict=True):
-                rest = iter(each)
-                now[:] = [[next(rest) for _ in own] for own in now]
+            for now, outputs in zip(each_tile, found, strict=True):
+                now.take(outputs)
             shape = [steps] if self._num_chains is None else [steps, self._num_chains]
             losses.append(found[0][-2].new_empty(shape))
             for tile, each in zip(tiles, found, strict=True):
@@ -364,9 +332,10 @@ class _CompiledSteps:
         if count:
             # One call, so that no interrupt comes between parameters and counter.
             places, new = [context.rng.step], [context.rng.step + count]
-            for tile, now in zip(tiles, values, strict=True):
-                places += [tile.place_in(t) for own in old for t in own]
-                new += [tile.back(t) for own in now for t in own]
+            for now in each_tile:
+                for place, value in now.results():
+                    places.append(place)
+                    new.append(value)
             torch._foreach_copy_(places, new)
         return losses
 
@@ -374,7 +343,7 @@ class _CompiledSteps:
         """Returns whether steps create state, refuse it, or move some groups only."""
         state = self._sampler.state
         has_resting = any(map(rests, self._sampler.param_groups))
-        if has_resting or context_of(self._sampler).blank:
+        if has_resting or context_of(self._sampler).blank or is_adapting(self._sampler):
             return True
         for p, g in zip(self._params, self._groups, strict=True):
             own = state.get(p, {})
@@ -451,7 +420,7 @@ class _CompiledSteps:
         self,
         traced: _Traced,
         params: list[Updated],
-        tile: _Tile,
+        tile: Tile,
         steps: int,
         inputs: list[Tensor],
     ) -> Callable[..., Any]:
@@ -463,9 +432,16 @@ class _CompiledSteps:
             has_chains = tile.width > 1
             block = trace_block(traced.graph, params, num_groups, has_chains, inputs)
             # One allocation for the buffers of all steps, where the cache holds them.
+            # With an update of all parameters its planner recurses too deeply, and
+            # inductor writes new directions over those that are still read.
+            is_joint = params[0].rule.shared is not None
             is_small = sum(t.nbytes for t in inputs) < _POOL
-            planning = is_small and not has_chains
-            options = {"memory_planning": planning, **self._options}
+            planning = is_small and not has_chains and not is_joint
+            options = {
+                "memory_planning": planning,
+                "inplace_buffers": not is_joint,
+                **self._options,
+            }
             traced.blocks[key] = compile_graph(block, inputs, options)
         return traced.blocks[key]
 

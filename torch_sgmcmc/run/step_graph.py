@@ -12,10 +12,8 @@ results if all gradients were finite.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,8 +24,8 @@ from torch.fx import GraphModule, Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from torch_sgmcmc.core.hyperparams import least_root
-from torch_sgmcmc.core.ops import OP_SPECS, chain_product
+from torch_sgmcmc.core.ops import chain_product
+from torch_sgmcmc.run.rules import Rule
 
 aten = torch.ops.aten
 
@@ -43,151 +41,6 @@ _LARGEST_OF_CHAINS = 500_000
 _ALONE = (aten.as_strided, aten.native_layer_norm, aten.native_group_norm)
 # Operations whose decompositions do not return what their backwards read.
 _WHOLE = (aten._scaled_dot_product_flash_attention_for_cpu.default,)
-
-
-class Numbers(dict[str, Any]):
-    """An operator's numbers as floats, with the names of those that were read."""
-
-    def __init__(self, numbers: Mapping[str, Any]) -> None:
-        super().__init__(numbers)
-        self.read: set[str] = set()
-
-    def __getitem__(self, name: str) -> float:
-        self.read.add(name)
-        return float(super().__getitem__(name))
-
-
-class Rule(NamedTuple):
-    """An update in tensor arithmetic; csrc/ops/ has the same as functors.
-
-    Attributes:
-        keys: the parameter's state that the update reads.
-        coefficients: returns the update's numbers from the operator's :class:`Numbers`.
-        update: returns θ and the new state, from the coefficients, θ, g (the gradient
-            of U / N), the minibatch's gradient, the noise ξ, and the state.
-        is_uniform: whether ξ is uniform on (-1, 1), and not normal.
-    """
-
-    keys: tuple[str, ...]
-    coefficients: Callable[[Numbers], tuple[float, ...]]
-    update: Callable[..., tuple[Tensor, ...]]
-    is_uniform: bool = False
-
-
-def _variance(n: Numbers) -> float:
-    """Returns lr T / N."""
-    return n["lr"] * n["temperature"] / n["num_data"]
-
-
-def _sgld_numbers(n: Numbers) -> tuple[float, ...]:
-    return n["lr"], math.sqrt(2 * _variance(n))
-
-
-def _sgld(c: Any, theta: Tensor, g: Tensor, _: Tensor, xi: Tensor) -> tuple[Tensor]:
-    lr, noise = c
-    return (theta - lr * g + noise * xi,)
-
-
-def _sglrw(c: Any, theta: Tensor, g: Tensor, _: Tensor, xi: Tensor) -> tuple[Tensor]:
-    lr, delta = c
-    move = -lr * g
-    step = torch.where(delta * xi < move, delta, -delta)
-    return (theta + torch.where(move * 0 == 0, step, move),)  # not finite stays so
-
-
-def _sghmc_numbers(n: Numbers) -> tuple[float, ...]:
-    friction = max(0.0, 1 - n["momentum"] - n["noise_estimate"])
-    return n["lr"], n["momentum"], math.sqrt(2 * friction * _variance(n))
-
-
-def _sghmc(
-    c: Any, theta: Tensor, g: Tensor, _: Tensor, xi: Tensor, v: Tensor
-) -> tuple[Tensor, ...]:
-    lr, momentum, noise = c
-    v = momentum * v - lr * g + noise * xi
-    return theta + v, v
-
-
-def _baoa_numbers(n: Numbers) -> tuple[float, ...]:
-    m = n["momentum"]
-    friction = max(0.0, 2 * (1 - m) / (1 + m) - n["noise_estimate"])
-    return n["lr"], m, (1 + m) * math.sqrt(friction * _variance(n) / 2)
-
-
-def _baoa(
-    c: Any, theta: Tensor, g: Tensor, _: Tensor, xi: Tensor, v: Tensor
-) -> tuple[Tensor, ...]:
-    lr, momentum, noise = c
-    kicked = v - lr * g
-    v = momentum * kicked + noise * xi
-    return theta + 0.5 * (kicked + v), v
-
-
-def _sgnht_numbers(n: Numbers) -> tuple[float, ...]:
-    variance = _variance(n)
-    rate = n["thermostat_rate"] * (variance > 0)
-    noise = math.sqrt(2 * (1 - n["momentum"]) * variance)
-    gain = rate / (4 * variance) if rate > 0 else 0.0
-    return n["lr"], n["momentum"], noise, rate, gain
-
-
-def _sgnht(
-    c: Any,
-    theta: Tensor,
-    g: Tensor,
-    _: Tensor,
-    xi: Tensor,
-    v: Tensor,
-    thermostat: Tensor,
-) -> tuple[Tensor, ...]:
-    lr, momentum, noise, rate, gain = c
-    new = (momentum - thermostat) * v - lr * g + noise * xi
-    return theta + new, new, thermostat + gain * (v + new) ** 2 - rate
-
-
-def _psgld_numbers(n: Numbers, decay: float | None = None) -> tuple[float, ...]:
-    decay = n["decay"] if decay is None else decay
-    return n["lr"], math.sqrt(2 * _variance(n)), decay, 1 - decay, least_root(n)
-
-
-def _psgld(
-    c: Any, theta: Tensor, g: Tensor, grad: Tensor, xi: Tensor, square: Tensor
-) -> tuple[Tensor, ...]:
-    lr, noise, decay, weight, eps = c
-    square = decay * square + weight * grad * grad
-    root = (square.sqrt() + eps).rsqrt()
-    return theta + root * (noise * xi - lr * root * g), square
-
-
-_RULES = {
-    "sgld_step_": Rule((), _sgld_numbers, _sgld),
-    "sglrw_step_": Rule((), _sgld_numbers, _sglrw, is_uniform=True),
-    "sghmc_step_": Rule(("momentum",), _sghmc_numbers, _sghmc),
-    "baoa_step_": Rule(("momentum",), _baoa_numbers, _baoa),
-    "sgnht_step_": Rule(("momentum", "thermostat"), _sgnht_numbers, _sgnht),
-    "psgld_step_": Rule(("square_average",), _psgld_numbers, _psgld),
-    "psgld_frozen_step_": Rule(
-        ("square_average",), partial(_psgld_numbers, decay=1.0), _psgld
-    ),
-}
-_PRIOR = ("num_data", "prior_precision", "prior_mean")
-# Numbers that change state between graphs, which the block does.
-_OF_BLOCKS = ("momentum_scale", "thermostat_scale", "resample_momentum_every")
-
-
-def rule_of(operator: str | None, numbers: Mapping[str, Any]) -> Rule | None:
-    """Returns an operator's rule for such numbers, None if it cannot be compiled.
-
-    An operator with a number that its rule does not read cannot: it would be ignored.
-    """
-    rule = _RULES.get(operator or "")
-    if rule is None:
-        return None
-    spec = OP_SPECS[operator or ""]
-    names = {each["name"] for each in (*spec["numbers"], *spec["common"])}
-    known = Numbers(numbers)
-    rule.coefficients(known)
-    return rule if names <= known.read | {*_PRIOR, *_OF_BLOCKS} else None
 
 
 def _tanh(x: Tensor) -> Tensor:
@@ -458,13 +311,6 @@ class Updated(NamedTuple):
         return 2 + len(self.rule.keys) + self.has_mean
 
 
-def coefficients_of(rule: Rule, numbers: Mapping[str, Any]) -> list[float]:
-    """Returns a group's input of the graph: λ / N, μ, and the rule's numbers."""
-    numbers = Numbers(numbers)
-    num_data, precision, mean = map(numbers.__getitem__, _PRIOR)
-    return [precision / num_data, mean, *rule.coefficients(numbers)]
-
-
 def trace_block(
     gradient: GraphModule,
     params: Sequence[Updated],
@@ -481,15 +327,17 @@ def trace_block(
         has_chains: whether chains are the last dimension of parameters and state, and
             the second of noise.
         inputs: for each parameter θ, its state, its prior mean if it has one, and its
-            noise with a row for each step; the groups' coefficients; the minibatches,
-            with a row for each step.
+            noise with a row for each step; the groups' coefficients; the chains'
+            record if the rule has one; the minibatches, with a row for each step.
 
     Returns:
         A graph of the same inputs. Its outputs are the new θ and state of each
-        parameter, the losses with a row for each step, and a number that is finite if
-        all θ are. Once a gradient is not finite, its θ is not.
+        parameter, the record if there is one, the losses with a row for each step, and
+        a number that is finite if all θ are. Once a gradient is not finite, its θ is
+        not.
     """
     evaluate = ChainsLast(gradient).run if has_chains else gradient
+    shared = params[0].rule.shared if params else None
 
     def block(*inputs: Tensor) -> tuple[Tensor | int, ...]:
         rest = iter(inputs)
@@ -504,6 +352,7 @@ def trace_block(
             noise.append(xi.movedim(1, -1) if has_chains else xi)
         packed = [next(rest) for _ in range(num_groups)]
         coefficients = [[c[i] for i in range(len(c))] for c in packed]
+        record = [next(rest)] if shared else []
         batches = [*rest]
         losses = []
         for step in range(len(noise[0])):
@@ -512,20 +361,28 @@ def trace_block(
                 rows = [row.unsqueeze(-1) for row in rows]
             *gradients, loss = evaluate(*theta, *rows)
             losses.append(loss)
+            g = []
             for i, (p, grad) in enumerate(zip(params, gradients, strict=True)):
-                weight_decay, mean, *own = coefficients[p.group]
-                if (tensor := means[i]) is not None:
-                    mean = tensor
+                weight_decay, mean, *_ = coefficients[p.group]
+                tensor = means[i]
+                center = mean if tensor is None else tensor
                 # A difference: inductor takes the sum for an addmm, and copies.
-                g = grad - weight_decay * (mean - theta[i])
+                g.append(grad - weight_decay * (center - theta[i]))
+            drawn = [own[step] for own in noise]
+            numbers = [own[2:] for own in coefficients]
+            if shared:
+                each = [(*own, *s) for *own, s in zip(g, drawn, state, strict=True)]
+                found, record[0] = shared(numbers[0], each, record[0], has_chains)
+                numbers = [found] * num_groups
+            for i, (p, grad) in enumerate(zip(params, gradients, strict=True)):
                 theta[i], *state[i] = p.rule.update(
-                    own, theta[i], g, grad, noise[i][step], *state[i]
+                    numbers[p.group], theta[i], g[i], grad, drawn[i], *state[i]
                 )
         is_finite = sum((t * 0).sum() for t in theta)
         outputs = [
             t for one, more in zip(theta, state, strict=True) for t in (one, *more)
         ]
-        return (*outputs, torch.stack(losses), is_finite)
+        return (*outputs, *record, torch.stack(losses), is_finite)
 
     return make_fx(block, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
 

@@ -241,6 +241,13 @@ class MCLMC(Sampler):
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "direction", *(MEANS if group["tuning"] else ()))
 
+    def _is_adapting(self, group: dict[str, Any]) -> bool:
+        return bool(group["tuning"]) or context_of(self).rng.steps < group["tune_steps"]
+
+    def _record(self) -> Tensor:
+        chains = context_of(self).num_chains or 1
+        return self._scratch.energy_on(torch.device("cpu"), chains, [])
+
     def _prepare(self, context: StepContext, work: TensorLists) -> list[list[Tensor]]:
         """Returns directions, noise, turns, preconditioners if any, and masters."""
         group, params, _, offsets = work
