@@ -473,6 +473,21 @@ def test_a_bad_setting_changes_nothing() -> None:
 
 
 @graphs_without_code
+def test_a_monitor_observes_single_steps() -> None:
+    compiled, eager = chains = [Chain(sg.SGHMC) for _ in range(2)]
+    monitors = [sg.TemperatureMonitor(chain.sampler, every=7) for chain in chains]
+    empty = monitors[0].state_dict()["series"]
+    block = compiled.block()
+    for k in range(6):
+        block(compiled.batches[k * STEPS : (k + 1) * STEPS])
+        eager.eager(range(k * STEPS, (k + 1) * STEPS))
+    assert_equal(compiled, eager)
+    series = [monitor.state_dict()["series"] for monitor in monitors]
+    assert series[0] != empty
+    torch.testing.assert_close(*series, rtol=1e-9, atol=1e-12)
+
+
+@graphs_without_code
 @pytest.mark.parametrize("num_chains", [None, 9])
 def test_tuning_ends_within_a_block(num_chains: int | None) -> None:
     more = {} if num_chains is None else {"num_chains": num_chains}

@@ -76,6 +76,12 @@ def test_draws_equal_those_of_single_steps(cls: Any) -> None:
 
 
 @pytest.mark.usefixtures("graphs_alone")
+def test_the_report_has_temperatures(tmp_path: Path) -> None:
+    run(tmp_path / "s", steps=6000, every=1000, report=True)
+    assert "T_conf" in (tmp_path / "s" / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("graphs_alone")
 def test_callbacks_of_several_chains() -> None:
     """Callbacks are called at the ends of blocks."""
     seen: list[int] = []

@@ -279,6 +279,11 @@ class TemperatureMonitor:
         is_before = _observes(step + 1, interval, NOISE_EVERY)
         return _observes(step, interval) or is_before or bool(self._others)
 
+    def _is_due_within(self, begin: int, steps: int) -> bool:
+        """Returns whether one of some steps is observed, which are then made singly."""
+        interval = self._interval
+        return any(_observes(s, interval) for s in range(begin, begin + steps))
+
     def _observe(self, work: list[TensorLists]) -> None:
         """Observes an update that is due; the sampler calls this before it."""
         if not work:

@@ -47,6 +47,9 @@ from torch_sgmcmc.run.compile import Blocks, length_of_blocks
 from torch_sgmcmc.run.start import Start
 from torch_sgmcmc.schedules import CyclicalSchedule, GammaPrecision, PolynomialDecay
 
+# Steps between observations of a compiled chain, which makes a block of single steps
+# for each.
+_COMPILED_INTERVAL = 1000
 #: Seconds between checkpoints if ``checkpoint_every`` is None.
 CHECKPOINT_SECONDS = 300.0
 # Seconds between updates of the progress bar's loss.
@@ -221,9 +224,10 @@ class _Run:
         if not self._settings.reports or not has_temperatures(sampler):
             return None
         is_sharded = context_of(sampler).placement.is_sharded
-        is_captured = sampler.defaults["capturable"] or self._settings.compiles
-        is_observable = not is_sharded and not is_captured
-        return TemperatureMonitor(sampler) if is_observable else None
+        if is_sharded or sampler.defaults["capturable"]:
+            return None
+        every = _COMPILED_INTERVAL if self._settings.compiles else 20
+        return TemperatureMonitor(sampler, every=every)
 
     def collector(self, store: Path | SampleStore) -> Collector:
         """Returns the chain's Collector."""

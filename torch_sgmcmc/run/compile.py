@@ -96,10 +96,11 @@ def compile_steps(
         the losses, [steps] or [steps, num_chains], and leaves no gradients. Steps are
         made one by one, without a graph, where gradients are not finite (errors and
         skipped steps are then those of ``step()``), the sampler's state is created,
-        momenta are drawn afresh, MCLMC tunes itself, or a group rests at lr = 0. Up to
-        20 steps are a graph (5 with ``num_chains >= 7``), compiled when first needed;
-        minibatches of other shapes or strides compile another, and the last 8 kinds are
-        kept. A parameter that the loss does not use has gradient 0.
+        momenta are drawn afresh, MCLMC tunes itself, a group rests at lr = 0, or a
+        :class:`TemperatureMonitor` observes one of a graph's steps. Up to 20 steps are
+        a graph (5 with ``num_chains >= 7``), compiled when first needed; minibatches of
+        other shapes or strides compile another, and the last 8 kinds are kept. A
+        parameter that the loss does not use has gradient 0.
 
     Raises:
         ValueError: the sampler cannot be compiled, or ``params`` are not its own.
@@ -313,6 +314,9 @@ class _CompiledSteps:
         count, begin = 0, context.rng.steps
         for steps, batches in blocks:
             if self._draws_momenta(begin + count, steps):
+                break
+            monitor = context.monitor
+            if monitor is not None and monitor._is_due_within(begin + count, steps):
                 break
             noise = self._draw_noise(steps, rules[0], begin + count)
             found = []
