@@ -274,15 +274,14 @@ class TemperatureMonitor:
             raise RuntimeError("this TemperatureMonitor is detached from its sampler")
         return sampler
 
-    def _is_due(self) -> bool:
+    def _is_due(self, ahead: range = range(1)) -> bool:
+        """Returns whether one of the next steps must be shown to the monitor."""
         step, interval = self._observed_context().rng.steps, self._interval
-        is_before = _observes(step + 1, interval, NOISE_EVERY)
-        return _observes(step, interval) or is_before or bool(self._others)
-
-    def _is_due_within(self, begin: int, steps: int) -> bool:
-        """Returns whether one of some steps is observed, which are then made singly."""
-        interval = self._interval
-        return any(_observes(s, interval) for s in range(begin, begin + steps))
+        return bool(self._others) or any(
+            _observes(step + i, interval)
+            or _observes(step + i + 1, interval, NOISE_EVERY)
+            for i in ahead
+        )
 
     def _observe(self, work: list[TensorLists]) -> None:
         """Observes an update that is due; the sampler calls this before it."""

@@ -316,7 +316,7 @@ class _CompiledSteps:
             if self._draws_momenta(begin + count, steps):
                 break
             monitor = context.monitor
-            if monitor is not None and monitor._is_due_within(begin + count, steps):
+            if monitor is not None and monitor._is_due(range(count, count + steps)):
                 break
             noise = self._draw_noise(steps, rules[0], begin + count)
             found = []
