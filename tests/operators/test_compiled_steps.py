@@ -111,6 +111,7 @@ CASES = [
     (sg.PSGLD, {"gamma": False}),
     (sg.PSGLD, {"adapt": False, "eps": 0.5}),
     (sg.MCLMC, {"momentum": 0.7}),
+    (sg.MCLMC, {"groups": MEANS}),
     (sg.MCLMC, {"momentum": 0.0, "groups": [{}, {"prior_precision": 0.5}]}),
 ]
 
