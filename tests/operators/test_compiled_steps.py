@@ -485,6 +485,10 @@ def test_a_monitor_observes_single_steps() -> None:
     assert_equal(compiled, eager)
     series = [monitor.state_dict()["series"] for monitor in monitors]
     assert series[0] != empty
+    monitors[0].detach()
+    sg.TemperatureMonitor(compiled.sampler, every=STEPS)
+    with pytest.raises(ValueError, match="observes every 3 steps, and so one of each"):
+        block(compiled.batches[:STEPS])
     torch.testing.assert_close(*series, rtol=1e-9, atol=1e-12)
 
 

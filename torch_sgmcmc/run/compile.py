@@ -103,7 +103,8 @@ def compile_steps(
         parameter that the loss does not use has gradient 0.
 
     Raises:
-        ValueError: the sampler cannot be compiled, or ``params`` are not its own.
+        ValueError: the sampler cannot be compiled, ``params`` are not its own, or, from
+            the block, a monitor observes a step of each graph.
     """
     check_sampler(sampler)
     steps = check_integer("steps", steps, low=1)
@@ -250,12 +251,23 @@ class _CompiledSteps:
                 _Block(min(most, self._steps - i), [t[i : i + most] for t in batches])
                 for i in range(0, self._steps, most)
             ]
+            self._check_monitor(blocks[0].steps)
             losses: list[Tensor] = []
             while len(losses) < len(blocks):
                 losses += self._run(traced, blocks[len(losses) :])
                 if len(losses) < len(blocks):
                     losses.append(self._make_single_steps(blocks[len(losses)]))
         return torch.cat(losses)
+
+    def _check_monitor(self, steps: int) -> None:
+        """Raises if a monitor observes a step of each graph: none would be compiled."""
+        monitor = context_of(self._sampler).monitor
+        if monitor is not None and monitor._interval <= steps:
+            raise ValueError(
+                f"Invalid sampler: its TemperatureMonitor observes every "
+                f"{monitor._interval} steps, and so one of each graph's {steps}, which "
+                "would be made singly (must be more steps, such as every=1000)"
+            )
 
     def _trace(self, batches: Sequence[Tensor]) -> _Traced:
         """Returns the traced gradient for these minibatches."""
