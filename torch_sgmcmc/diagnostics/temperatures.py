@@ -277,11 +277,10 @@ class TemperatureMonitor:
     def _is_due(self, ahead: range = range(1)) -> bool:
         """Returns whether one of the next steps must be shown to the monitor."""
         step, interval = self._observed_context().rng.steps, self._interval
-        return bool(self._others) or any(
-            _observes(step + i, interval)
-            or _observes(step + i + 1, interval, NOISE_EVERY)
-            for i in ahead
-        )
+        for s in range(step + ahead.start, step + ahead.stop):
+            if _observes(s, interval) or _observes(s + 1, interval, NOISE_EVERY):
+                return True
+        return bool(self._others)
 
     def _observe(self, work: list[TensorLists]) -> None:
         """Observes an update that is due; the sampler calls this before it."""
