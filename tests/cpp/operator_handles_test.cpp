@@ -46,16 +46,17 @@ TEST(OperatorHandles, EverySchemaHasOneOfItsTypes) {
   };
   std::apply([&](const auto&... each) { (resolve(each), ...); }, kAll);
   // Those of what Python alone has.
-  EXPECT_EQ(others,
-            (std::set<std::string>{
-                "torch_sgmcmc::chain_product", "torch_sgmcmc::chain_turn", "torch_sgmcmc::noise_steps_",
-                "torch_sgmcmc::control_variate_", "torch_sgmcmc::ecs_density",
-                "torch_sgmcmc::ecs_estimate", "torch_sgmcmc::ecs_leapfrog_",
-                "torch_sgmcmc::deferred_step_", "torch_sgmcmc::ewsg_step_",
-                "torch_sgmcmc::temperature_sums", "torch_sgmcmc::hmc_energy",
-                "torch_sgmcmc::hmc_leapfrog_", "torch_sgmcmc::hmc_momenta_",
-                "torch_sgmcmc::fused_step_", "torch_sgmcmc::running_mean_",
-                "torch_sgmcmc::step_if_finite"}));
+  EXPECT_EQ(
+      others,
+      (std::set<std::string>{
+          "torch_sgmcmc::chain_product", "torch_sgmcmc::chain_turn",
+          "torch_sgmcmc::noise_steps_", "torch_sgmcmc::control_variate_",
+          "torch_sgmcmc::ecs_density", "torch_sgmcmc::ecs_estimate",
+          "torch_sgmcmc::ecs_leapfrog_", "torch_sgmcmc::deferred_step_",
+          "torch_sgmcmc::ewsg_step_", "torch_sgmcmc::temperature_sums",
+          "torch_sgmcmc::hmc_energy", "torch_sgmcmc::hmc_leapfrog_",
+          "torch_sgmcmc::hmc_momenta_", "torch_sgmcmc::fused_step_",
+          "torch_sgmcmc::running_mean_", "torch_sgmcmc::step_if_finite"}));
 }
 
 TEST(OperatorHandles, RefusesOtherTypesThanTheSchemas) {
