@@ -6,8 +6,8 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <vector>
 
@@ -140,7 +140,7 @@ Tensor MultiplyChainsLast(Tensor a, Tensor b) {
 
 // mclmc_sums of [d, K] tensors.
 template <class Real>
-Tensor ProductsOfChains(const Tensor& grad, const Tensor& noise,
+Tensor ProductsOfChains(const Tensor& grad, const Tensor& refreshment,
                         const Tensor& direction) {
   const int64_t chains = grad.size(1);
   Tensor sums =
@@ -151,7 +151,7 @@ Tensor ProductsOfChains(const Tensor& grad, const Tensor& noise,
   };
   for (int64_t i = 0; i < grad.size(0); ++i) {
     const Real* const gs = at(grad, i);
-    const Real* const zs = at(noise, i);
+    const Real* const zs = at(refreshment, i);
     const Real* const us = at(direction, i);
     for (int64_t k = 0; k < chains; ++k) {
       const double g = gs[k];
@@ -168,30 +168,42 @@ Tensor ProductsOfChains(const Tensor& grad, const Tensor& noise,
   return sums;
 }
 
-Turn TurnChains(Tensor grad, Tensor noise, Tensor direction, Tensor energy,
-                Tensor numbers) {
+Turn TurnChains(Tensor grad, Tensor refreshment, Tensor direction,
+                Tensor energy, Tensor numbers) {
   constexpr const char* kTurn = "chain_turn";
-  const ScalarType type = grad.scalar_type();
-  for (const Tensor* tensor : {&grad, &noise, &direction}) {
-    if (tensor->dim() != 2 || !tensor->is_contiguous() ||
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const ScalarType type =
+      grad.defined() ? grad.scalar_type() : ScalarType::Undefined;
+  for (const Tensor* tensor : {&grad, &refreshment, &direction}) {
+    if (!tensor->defined() || type == ScalarType::Undefined ||
+        tensor->dim() != 2 || !tensor->is_contiguous() ||
         tensor->size(0) != grad.size(0) || tensor->size(1) != grad.size(1) ||
         tensor->scalar_type() != type ||
         (type != ScalarType::Float && type != ScalarType::Double)) {
-      Fail(kTurn,
-           "grad, noise and direction must be contiguous float32 or float64 of "
-           "one shape [d, K]");
+      Fail(
+          kTurn,
+          "grad, refreshment and direction must be contiguous float32 or float64 of "
+          "one shape [d, K]");
     }
   }
-  if (numbers.dim() != 1 || numbers.size(0) != 3 || !numbers.is_contiguous() ||
-      numbers.scalar_type() != ScalarType::Double) {
+  if (!numbers.defined() || numbers.dim() != 1 || numbers.size(0) != 3 ||
+      !numbers.is_contiguous() || numbers.scalar_type() != ScalarType::Double) {
     Fail(kTurn, "numbers must be 3 contiguous float64");
   }
   const auto* const n = static_cast<const double*>(numbers.data_ptr());
+  if (!(n[0] >= 0 && n[0] < kInfinity && n[1] >= 0 && n[1] < 1 && n[2] > 0 &&
+        n[2] < kInfinity)) {
+    Fail(kTurn,
+         "numbers must be step_size >= 0, momentum in [0, 1) and scale > 0, "
+         "finite");
+  }
   const int64_t dimension = grad.size(0);
-  const Tensor sums = type == ScalarType::Float
-                          ? ProductsOfChains<float>(grad, noise, direction)
-                          : ProductsOfChains<double>(grad, noise, direction);
-  return TurnOfSums(sums, energy,
+  if (dimension < 2) Fail(kTurn, "grad must have at least 2 rows");
+  const Tensor sums =
+      type == ScalarType::Float
+          ? ProductsOfChains<float>(grad, refreshment, direction)
+          : ProductsOfChains<double>(grad, refreshment, direction);
+  return TurnOfSums(kTurn, sums, energy,
                     {n[0], n[1], static_cast<double>(dimension), n[2]},
                     dimension);
 }

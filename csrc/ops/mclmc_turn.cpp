@@ -5,9 +5,9 @@
 
 namespace torch_sgmcmc {
 
-Turn TurnOfSums(const Tensor& sums, const Tensor& energy, const TurnNumbers& n,
-                int64_t dimension) {
-  const int64_t chains = ChainsOfTurn(sums, energy, n, dimension);
+Turn TurnOfSums(const char* op, const Tensor& sums, const Tensor& energy,
+                const TurnNumbers& n, int64_t dimension) {
+  const int64_t chains = ChainsOfTurn(op, sums, energy, n, dimension);
   Turn result = NewTurn(sums, chains);
   const auto at = [](const Tensor& t) {
     return static_cast<double*>(t.data_ptr());
@@ -26,7 +26,7 @@ namespace {
 Turn MakeTurn(Tensor sums, Tensor energy, double step_size, double momentum,
               int64_t dimension, double scale) {
   return TurnOfSums(
-      sums, energy,
+      "mclmc_turn", sums, energy,
       {step_size, momentum, static_cast<double>(dimension), scale}, dimension);
 }
 

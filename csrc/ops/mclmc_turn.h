@@ -12,9 +12,9 @@
 namespace torch_sgmcmc {
 
 // Throws unless both are of one number of chains, on one device.
-inline int64_t ChainsOfTurn(const Tensor& sums, const Tensor& energy,
-                            const TurnNumbers& n, int64_t dimension) {
-  constexpr const char* kOp = "mclmc_turn";
+inline int64_t ChainsOfTurn(const char* op, const Tensor& sums,
+                            const Tensor& energy, const TurnNumbers& n,
+                            int64_t dimension) {
   const auto is_table = [](const Tensor& t, int64_t dim) {
     return t.defined() && t.scalar_type() == ScalarType::Double &&
            t.dim() == dim && t.is_contiguous();
@@ -23,22 +23,22 @@ inline int64_t ChainsOfTurn(const Tensor& sums, const Tensor& energy,
       energy.size(0) != sums.size(2) || energy.size(1) != kEnergyNumbers ||
       sums.get_device_index() != energy.get_device_index() ||
       sums.is_cuda() != energy.is_cuda()) {
-    Fail(kOp,
+    Fail(op,
          "sums and energy must be contiguous float64 of shapes [P, 6, K] and "
          "[K, 4], on one device");
   }
-  CheckNumber(kOp, "step_size", n.step_size, {});
-  CheckNumber(kOp, "momentum", n.momentum, {.high = 1});
-  CheckCount(kOp, "dimension", dimension, 2);
-  CheckNumber(kOp, "scale", n.scale, {.low_open = true});
+  CheckNumber(op, "step_size", n.step_size, {});
+  CheckNumber(op, "momentum", n.momentum, {.high = 1});
+  CheckCount(op, "dimension", dimension, 2);
+  CheckNumber(op, "scale", n.scale, {.low_open = true});
   return sums.size(2);
 }
 
 using Turn = std::tuple<Tensor, Tensor>;
 
 // On the CPU, from [P, 6, K].
-Turn TurnOfSums(const Tensor& sums, const Tensor& energy, const TurnNumbers& n,
-                int64_t dimension);
+Turn TurnOfSums(const char* op, const Tensor& sums, const Tensor& energy,
+                const TurnNumbers& n, int64_t dimension);
 
 inline Turn NewTurn(const Tensor& sums, int64_t chains) {
   return {torch::stable::new_empty(sums, {chains, kTurnNumbers},

@@ -22,7 +22,7 @@ Turn MakeTurn(Tensor sums, Tensor energy, double step_size, double momentum,
               int64_t dimension, double scale) {
   const TurnNumbers n{step_size, momentum, static_cast<double>(dimension),
                       scale};
-  const int64_t chains = ChainsOfTurn(sums, energy, n, dimension);
+  const int64_t chains = ChainsOfTurn("mclmc_turn", sums, energy, n, dimension);
   const int32_t device = sums.get_device_index();
   const torch::stable::accelerator::DeviceGuard guard(device);
   Turn result = NewTurn(sums, chains);

@@ -75,8 +75,8 @@ STABLE_TORCH_LIBRARY(torch_sgmcmc, m) {
   // mclmc_turn of all gradients, noise and directions, [d, K], with a row of
   // step_size, momentum and scale.
   m.def(
-      "chain_turn(Tensor grad, Tensor noise, Tensor direction, Tensor energy, "
-      "Tensor numbers) -> (Tensor, Tensor)");
+      "chain_turn(Tensor grad, Tensor refreshment, Tensor direction, "
+      "Tensor energy, Tensor numbers) -> (Tensor, Tensor)");
   // MCLMC's step from sums of P tensors (mclmc_sums, [P, 6, K]) and records of
   // energy errors, [K, 4]: the numbers of its update, [K, 4], and the new
   // records.

@@ -51,6 +51,8 @@ const std::map<std::string, std::string>& Shapes() {
       {"step", ""},           {"num_skipped", ""},
       {"a", "mdv"},           {"b", "dmv"},
       {"sums", "26c"},        {"energy", "c4"},
+      {"grad", "dc"},         {"refreshment", "dc"},
+      {"direction", "dc"},    {"numbers", "3"},
   };
   return shapes;
 }

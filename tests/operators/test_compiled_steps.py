@@ -212,10 +212,16 @@ def test_chain_turn(dtype: torch.dtype) -> None:
     for one, other in zip(chain_turn(*last, energy, numbers), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-13, atol=0)
     for bad in ([g.T, *last[1:]], [last[0][:6], *last[1:]], [t.int() for t in last]):
-        with pytest.raises(RuntimeError, match="chain_turn: grad, noise and direction"):
+        with pytest.raises(RuntimeError, match="chain_turn: grad, refreshment and d"):
             chain_turn(*bad, energy, numbers)
     with pytest.raises(RuntimeError, match="chain_turn: numbers must be 3 contiguous"):
         chain_turn(*last, energy, numbers.float())
+    with pytest.raises(RuntimeError, match="chain_turn: numbers must be step_size >="):
+        chain_turn(*last, energy, -numbers)
+    with pytest.raises(RuntimeError, match="chain_turn: sums and energy must be"):
+        chain_turn(*last, energy[:1], numbers)
+    with pytest.raises(RuntimeError, match="chain_turn: grad must have at least 2"):
+        chain_turn(*(tensor[:1] for tensor in last), energy, numbers)
 
 
 @graphs_without_code
