@@ -57,18 +57,18 @@ int64_t RowStride(const TensorList& noise) {
     }
   }
   const int64_t steps = noise[0].size(0);
-  int64_t stride = 0;
+  int64_t stride = -1;
   for (const Tensor& tensor : noise) {
     if (tensor.size(0) != steps) {
       Fail(kOp, "noise must have a row for each step");
     }
     if (steps == 1 || tensor.numel() == 0) continue;
-    if (stride == 0) stride = tensor.stride(0);
+    if (stride < 0) stride = tensor.stride(0);
     if (tensor.stride(0) != stride) {
       Fail(kOp, "noise must be parts of one tensor with a row for each step");
     }
   }
-  return stride;
+  return std::max<int64_t>(stride, 0);
 }
 
 // Row s of each tensor gets the noise of step + s. The tensors have equally
