@@ -180,10 +180,9 @@ Turn TurnChains(Tensor grad, Tensor refreshment, Tensor direction,
         tensor->size(0) != grad.size(0) || tensor->size(1) != grad.size(1) ||
         tensor->scalar_type() != type ||
         (type != ScalarType::Float && type != ScalarType::Double)) {
-      Fail(
-          kTurn,
-          "grad, refreshment and direction must be contiguous float32 or float64 of "
-          "one shape [d, K]");
+      Fail(kTurn,
+           "grad, refreshment and direction must be contiguous float32 or "
+           "float64 of one shape [d, K]");
     }
   }
   if (!numbers.defined() || numbers.dim() != 1 || numbers.size(0) != 3 ||

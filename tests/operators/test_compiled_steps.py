@@ -181,6 +181,15 @@ def test_noise_of_several_steps_is_that_of_each(
         )
 
 
+def test_noise_of_unequal_rows_is_refused() -> None:
+    """A first tensor with one row for all steps is not written at another's stride."""
+    rows = torch.zeros(3, 16)
+    noise = [torch.zeros(8).expand(3, 8), rows[:, 8:]]
+    with pytest.raises(RuntimeError, match="noise must be parts of one tensor"):
+        noise_steps_(noise, [0, 4096], uniform=0, seed=5, step=7, num_chains=0)
+    assert not any(bool(tensor.any()) for tensor in noise)
+
+
 @pytest.mark.parametrize("chains", [1, 7, 10, 16])
 @pytest.mark.parametrize(
     ("rows", "inner", "columns"), [(13, 5, 3), (8, 1, 1), (1, 7, 2), (4, 9, 70)]
