@@ -296,8 +296,13 @@ class Results:
         self.draws.append(draws)
         self.rows.append(
             (
-                *(1e3 * wall / count, 1e3 * processor / count),
-                *(bulk / count, sd / count, bulk / processor, sd / processor, memory),
+                1e3 * wall / count,
+                1e3 * processor / count,
+                bulk / count,
+                sd / count,
+                bulk / processor,
+                sd / processor,
+                memory,
             )
         )
 
@@ -341,11 +346,20 @@ def compare(n: int, arguments: argparse.Namespace) -> None:
         for seed in range(arguments.seeds):
             for engine in ("ours", "numpyro"):
                 command = [
-                    *(sys.executable, __file__, "--engine", engine),
-                    *("--folder", folder, "--seed", str(seed)),
-                    *("--draws", str(arguments.draws)),
-                    *("--threads", str(arguments.threads)),
-                    *("--trajectory-lengths", *map(str, arguments.trajectory_lengths)),
+                    sys.executable,
+                    __file__,
+                    "--engine",
+                    engine,
+                    "--folder",
+                    folder,
+                    "--seed",
+                    str(seed),
+                    "--draws",
+                    str(arguments.draws),
+                    "--threads",
+                    str(arguments.threads),
+                    "--trajectory-lengths",
+                    *map(str, arguments.trajectory_lengths),
                 ]
                 output = subprocess.run(
                     command, check=True, stdout=subprocess.PIPE, text=True

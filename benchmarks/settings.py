@@ -58,26 +58,44 @@ def network(name: str, seed: int) -> nn.Module:
     if name == "cnn":
         return nn.Sequential(
             nn.Unflatten(1, (1, 28, 28)),
-            *(nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(8, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 10)),
+            nn.Conv2d(1, 8, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(256, 64),
+            nn.ReLU(),
+            nn.Linear(64, 10),
         )
     if name == "transformer":
         return Transformer()
     if name == "digits-cnn":
         return nn.Sequential(
             nn.Unflatten(1, (1, 8, 8)),
-            *(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Flatten(), nn.Linear(64, 10)),
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64, 10),
         )
     if name == "digits-tanh":
         return nn.Sequential(
-            *(nn.Linear(64, 50), nn.Tanh(), nn.Linear(50, 50), nn.Tanh()),
+            nn.Linear(64, 50),
+            nn.Tanh(),
+            nn.Linear(50, 50),
+            nn.Tanh(),
             nn.Linear(50, 10),
         )
     return nn.Sequential(
-        *(nn.Linear(54, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()),
+        nn.Linear(54, 64),
+        nn.Tanh(),
+        nn.Linear(64, 64),
+        nn.Tanh(),
         nn.Linear(64, 7),
     )
 

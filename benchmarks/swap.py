@@ -64,10 +64,15 @@ def cnn(dropout: float, width: int = 16, group_norm: bool = False) -> nn.Module:
 
     return nn.Sequential(
         nn.Conv2d(1, width, 5, stride=2, padding=2, bias=False),
-        *(norm(width), nn.ReLU()),
+        norm(width),
+        nn.ReLU(),
         nn.Conv2d(width, 2 * width, 3, stride=2, padding=1, bias=False),
-        *(norm(2 * width), nn.ReLU(), nn.Flatten()),
-        *(nn.Linear(98 * width, 64), nn.ReLU(), nn.Dropout(dropout)),
+        norm(2 * width),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(98 * width, 64),
+        nn.ReLU(),
+        nn.Dropout(dropout),
         nn.Linear(64, 10),
     )
 
@@ -82,18 +87,33 @@ def mlp(dropout: float, inputs: int = 784, classes: int = 10) -> nn.Module:
 def pooled_cnn(dropout: float) -> nn.Module:
     """Convolutions and pooling without a norm, 29,000 parameters."""
     return nn.Sequential(
-        *(nn.Conv2d(1, 8, 5), nn.MaxPool2d(2), nn.ReLU()),
-        *(nn.Conv2d(8, 16, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()),
-        *(nn.Linear(256, 96), nn.ReLU(), nn.Dropout(dropout), nn.Linear(96, 10)),
+        nn.Conv2d(1, 8, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, 96),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(96, 10),
     )
 
 
 def small_cnn(dropout: float) -> nn.Module:
     """Two convolutions of images of half the size without a norm, 27,000 parameters."""
     return nn.Sequential(
-        *(nn.AvgPool2d(2), nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()),
-        *(nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten()),
-        *(nn.Linear(784, 32), nn.ReLU(), nn.Dropout(dropout), nn.Linear(32, 10)),
+        nn.AvgPool2d(2),
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(784, 32),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(32, 10),
     )
 
 
@@ -401,7 +421,10 @@ class SGHMC:
                         temperatures[name] = "{:.2f}/{:.2f}".format(*pair)
 
         store = sg.sample(
-            *(model, sampler, run.loader, LOSS),
+            model,
+            sampler,
+            run.loader,
+            LOSS,
             steps=steps,
             burn_in=burn_in,
             every=max(1, (counted - burn_in) * self.chains // DRAWS),
@@ -411,7 +434,8 @@ class SGHMC:
             schedule=schedule,
             groups=groups,
             callbacks=look,
-            **{"check": False, "progress": False},
+            check=False,
+            progress=False,
         )
         scores = run.scores(store, model()) | {"draws": len(store)}
         return scores | {"T_conf / T_kin": ", ".join(temperatures.values())}

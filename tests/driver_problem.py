@@ -48,8 +48,13 @@ def cycles(sampler):
 
 def run(folder, **options):
     given = {
-        **{"steps": 50, "burn_in": 3, "every": 2, "seed": 5},
-        **{"checkpoint_every": 7, "progress": False, "check": False},
+        "steps": 50,
+        "burn_in": 3,
+        "every": 2,
+        "seed": 5,
+        "checkpoint_every": 7,
+        "progress": False,
+        "check": False,
         **options,
     }
     sampler = given.pop("sampler", sghmc)

@@ -85,7 +85,12 @@ def estimate(estimator, differences):
     none = differences.new_empty(0)
     without_terms = torch.zeros_like(differences), none.view(0, len(differences), 0)
     weights, _, numbers = ecs_estimate(
-        *(differences, none, none, *without_terms, None, None),
+        differences,
+        none,
+        none,
+        *without_terms,
+        None,
+        None,
         temperature=1.0,
         **estimator._asdict(),
     )

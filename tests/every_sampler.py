@@ -13,9 +13,19 @@ __all__ = ["EVERY", "THREE", "Chain", "bits"]
 
 EVERY = (
     *ALIKE,
-    *("SGHMC", "SGHMC online", "SGHMC with means", "SGHMC capturable", "EWSG", "PSGLD"),
-    *("SGNHT", "HMC", "HMC of given length", "SBPS", "SBPS preconditioned"),
-    *("HMCECS", "HMCECS signed"),
+    "SGHMC",
+    "SGHMC online",
+    "SGHMC with means",
+    "SGHMC capturable",
+    "EWSG",
+    "PSGLD",
+    "SGNHT",
+    "HMC",
+    "HMC of given length",
+    "SBPS",
+    "SBPS preconditioned",
+    "HMCECS",
+    "HMCECS signed",
 )
 SIZES = (3, 130, 4)
 

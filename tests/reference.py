@@ -16,8 +16,23 @@ from torch_sgmcmc.core import ops as ops
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SIZES = (
-    *(1, 3, 4, 5, 31, 32, 33, 127, 128, 129, 255, 256, 257, 1000),
-    *(4095, 4096, 4097),
+    1,
+    3,
+    4,
+    5,
+    31,
+    32,
+    33,
+    127,
+    128,
+    129,
+    255,
+    256,
+    257,
+    1000,
+    4095,
+    4096,
+    4097,
 )
 
 # Unit roundoffs that a result may be away from the exact one, relative to the sum

@@ -30,8 +30,15 @@ PLAIN = {
 }
 assert "SGLD" in PLAIN
 CLASSES = (
-    *(*ALIKE.values(), sg.SGHMC, sg.MCLMC, sg.PSGLD, sg.SGNHT),
-    *(sg.EWSG, sg.HMC, sg.HMCECS, sg.SBPS),
+    *ALIKE.values(),
+    sg.SGHMC,
+    sg.MCLMC,
+    sg.PSGLD,
+    sg.SGNHT,
+    sg.EWSG,
+    sg.HMC,
+    sg.HMCECS,
+    sg.SBPS,
 )
 KINDS = {
     **{name: (cls, {}) for name, cls in ALIKE.items()},
@@ -48,10 +55,12 @@ KINDS = {
     "EWSG persistent": (sg.EWSG, {"persistent_index_chain": True}),
     "HMC": (sg.HMC, {"num_steps": 3}),
     "HMC of given length": (
-        *(sg.HMC, {"trajectory_length": 0.2, "resample_momentum_every": 3}),
+        sg.HMC,
+        {"trajectory_length": 0.2, "resample_momentum_every": 3},
     ),
     "HMC without test": (
-        *(sg.HMC, {"num_steps": 1, "metropolis": False, "resample_momentum_every": 0}),
+        sg.HMC,
+        {"num_steps": 1, "metropolis": False, "resample_momentum_every": 0},
     ),
     "PSGLD": (sg.PSGLD, {"decay": 0.8, "eps": 0.1}),
     "PSGLD without gamma": (sg.PSGLD, {"decay": 0.8, "eps": 0.1, "gamma": False}),

@@ -171,8 +171,10 @@ def likelihood_of(given: str | Likelihood | Mapping[str, Any]) -> Likelihood:
 
 
 _NAMED = {
-    **{"classification": _Categorical, "bernoulli": _Bernoulli},
-    **{"regression": _Regression, "heteroscedastic": _Heteroscedastic},
+    "classification": _Categorical,
+    "bernoulli": _Bernoulli,
+    "regression": _Regression,
+    "heteroscedastic": _Heteroscedastic,
 }
 
 

@@ -75,7 +75,9 @@ def ordered(u: Tensor) -> tuple[Tensor, Tensor]:
 
 #: Returns the constrained values, and numbers whose sum is the log of the Jacobian.
 TRANSFORMS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
-    **{"positive": positive, "unit": unit, "ordered": ordered}
+    "positive": positive,
+    "unit": unit,
+    "ordered": ordered,
 }
 
 

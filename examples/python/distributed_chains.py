@@ -60,7 +60,9 @@ def main() -> None:
         every=10,
     )
     parts = {
-        **{"model": model.module, "sampler": sampler, "batches": batches},
+        "model": model.module,
+        "sampler": sampler,
+        "batches": batches,
         "collector": collector,
     }
     checkpoint = arguments.out / f"chain-{chain}.pt"

@@ -17,8 +17,11 @@ import torch_sgmcmc._C as _C
 pytestmark = pytest.mark.full
 
 TARGET = {
-    **{"lr": 0.1, "momentum": 0.7, "num_data": 20.0},
-    **{"prior_precision": 0.5, "temperature": 0.9},
+    "lr": 0.1,
+    "momentum": 0.7,
+    "num_data": 20.0,
+    "prior_precision": 0.5,
+    "temperature": 0.9,
 }
 DATA = torch.randn(30, 4, generator=torch.Generator().manual_seed(7))
 

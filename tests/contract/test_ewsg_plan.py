@@ -29,8 +29,11 @@ def ewsg(**settings):
 @pytest.mark.parametrize(
     "settings",
     [
-        *({}, {"momentum": 0.0}, {"index_chain_length": 3}),
-        *({"surrogate": "one", "prior_mean": 0.3}, {"nonfinite": "ignore"}),
+        {},
+        {"momentum": 0.0},
+        {"index_chain_length": 3},
+        {"surrogate": "one", "prior_mean": 0.3},
+        {"nonfinite": "ignore"},
     ],
     ids=lambda settings: "-".join(settings) or "plain",
 )

@@ -286,8 +286,10 @@ def test_groups_must_stay_equal():
 @pytest.mark.parametrize(
     ("settings", "calls"),
     [
-        *(({"num_steps": 1}, 2), ({"num_steps": 5}, 6)),
-        *(({"trajectory_length": 0.349}, 4), ({"trajectory_length": 0.351}, 5)),
+        ({"num_steps": 1}, 2),
+        ({"num_steps": 5}, 6),
+        ({"trajectory_length": 0.349}, 4),
+        ({"trajectory_length": 0.351}, 5),
         ({"trajectory_length": 0.001}, 2),
     ],
 )

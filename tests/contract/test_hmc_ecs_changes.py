@@ -25,7 +25,8 @@ def sizes(sampler):
     [
         *(("perturbed", {"subsample_size": size}) for size in (20, 5)),
         *(("signed", {"num_factors": count}) for count in (30, 6)),
-        *(("perturbed", {"num_blocks": 2}), ("signed", {"subsample_size": 12})),
+        ("perturbed", {"num_blocks": 2}),
+        ("signed", {"subsample_size": 12}),
         ("signed", {"num_data": 50}),
     ],
 )

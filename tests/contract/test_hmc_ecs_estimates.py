@@ -115,9 +115,12 @@ def test_draws_are_pure_functions_of_layout_and_step():
 
 def test_sizes_of_draws_out_of_range():
     for name, sizes in (
-        *(("num_data", (0, 1, 1, 1)), ("num_cells", (1, 0, 1, 1))),
-        *(("num_blocks", (1, 1, 2, 1)), ("batch_size", (1, 1, 1, 0))),
-        *(("num_cells", (1, 2**27, 1, 1)), ("num_cells", (1, 2**25, 1, 3))),
+        ("num_data", (0, 1, 1, 1)),
+        ("num_cells", (1, 0, 1, 1)),
+        ("num_blocks", (1, 1, 2, 1)),
+        ("batch_size", (1, 1, 1, 0)),
+        ("num_cells", (1, 2**27, 1, 1)),
+        ("num_cells", (1, 2**25, 1, 3)),
     ):
         with pytest.raises(ValueError, match=f"Invalid {name}: "):
             draws_of(*sizes, False, 0)

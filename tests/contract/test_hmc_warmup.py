@@ -182,7 +182,8 @@ def test_dual_averaging_stays_finite():
         *([0.8, x, n, 0, 0, y] for x, n, y in ((math.nan, 0, 0), (0, -1, 0))),
         *([0.8, 0, n, 0, 0, y] for n, y in ((0.5, 0), (0, math.inf))),
         *([0.5] * size for size in (1, 5, 7)),
-        *([0.8, 0, 0, 0, 0, "1"], 0.5),
+        [0.8, 0, 0, 0, 0, "1"],
+        0.5,
     ],
 )
 def test_what_is_no_state_of_dual_averaging(state):
@@ -207,12 +208,17 @@ def test_nonfinite_trajectories_count_as_rejected():
 @pytest.mark.parametrize(
     ("arguments", "steps"),
     [
-        *(((7, None, 0.1), 7), ((7, None, 0.1, 5), 5)),
+        ((7, None, 0.1), 7),
+        ((7, None, 0.1, 5), 5),
         ((7, None, 0.1, dynamics.MOST_WARMUP_STEPS), 7),
-        *(((None, 1.0, 0.25), 4), ((None, 1.24, 0.5), 2), ((None, 1.25, 0.5), 3)),
-        *(((None, 0.01, 0.5), 1), ((None, 1.0, 1e-3), 1000)),
+        ((None, 1.0, 0.25), 4),
+        ((None, 1.24, 0.5), 2),
+        ((None, 1.25, 0.5), 3),
+        ((None, 0.01, 0.5), 1),
+        ((None, 1.0, 1e-3), 1000),
         ((None, 1.0, 1e-4, dynamics.MOST_WARMUP_STEPS), 1024),
-        *(((None, 1e30, 1e-300), 2**53), ((None, 1e300, 1e-300), 2**53)),
+        ((None, 1e30, 1e-300), 2**53),
+        ((None, 1e300, 1e-300), 2**53),
         *(((None, x, 1e-300, 1024), 1024) for x in (1e30, 1e300)),
     ],
 )

@@ -197,7 +197,9 @@ def test_state_dicts_of_other_objects(make_owner, key):
 GIVEN = {
     "masses": ("HMC", sg.HMC.set_mass, "mass"),
     "preconditioner": (
-        *("SBPS preconditioned", sg.SBPS.set_preconditioner, "preconditioner"),
+        "SBPS preconditioned",
+        sg.SBPS.set_preconditioner,
+        "preconditioner",
     ),
 }
 each_given = pytest.mark.parametrize("name", GIVEN)

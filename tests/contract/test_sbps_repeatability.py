@@ -27,7 +27,9 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 # Each dtype, each kind, and two of them with and without masters.
 CASES = [
     *product(("SBPS", "pSBPS"), (torch.float32, torch.bfloat16)),
-    *(("always", torch.float64), ("given", torch.float32), ("local", torch.float16)),
+    ("always", torch.float64),
+    ("given", torch.float32),
+    ("local", torch.float16),
 ]
 each_kind_and_dtype = pytest.mark.parametrize(("kind", "dtype"), CASES)
 

@@ -168,8 +168,10 @@ def tensors(sampler, p):
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [
-        *((torch.float32, torch.float64), (torch.float64, torch.float32)),
-        *((torch.float64, torch.bfloat16), (torch.float16, torch.float64)),
+        (torch.float32, torch.float64),
+        (torch.float64, torch.float32),
+        (torch.float64, torch.bfloat16),
+        (torch.float16, torch.float64),
     ],
 )
 def test_state_takes_the_precision_that_the_parameter_asks_for(kind, saved, loaded):

@@ -174,8 +174,17 @@ CHANGES = {
     **{
         change.__name__: change
         for change in (
-            *(moved_state, own_state, prior_mean_of_state, other_momenta, other_dicts),
-            *(other_state, loaded, more_parameters, longer, replaced_parameter, double),
+            moved_state,
+            own_state,
+            prior_mean_of_state,
+            other_momenta,
+            other_dicts,
+            other_state,
+            loaded,
+            more_parameters,
+            longer,
+            replaced_parameter,
+            double,
         )
     },
 }
@@ -261,9 +270,14 @@ def test_an_update_that_fails_is_not_counted():
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("seed", 77), ("step", torch.tensor(2)), ("num_skipped", 0)),
-        *(("offsets", [0, 128]), ("sizes", [5, 3]), ("next_offset", 0)),
-        *(("sampler", "SGLD"), ("momentum_settings", [1.0, 1.0, 10.0])),
+        ("seed", 77),
+        ("step", torch.tensor(2)),
+        ("num_skipped", 0),
+        ("offsets", [0, 128]),
+        ("sizes", [5, 3]),
+        ("next_offset", 0),
+        ("sampler", "SGLD"),
+        ("momentum_settings", [1.0, 1.0, 10.0]),
     ],
 )
 def test_what_the_sampler_owns_is_not_replaced(kind, key, value):

@@ -210,8 +210,13 @@ def test_a_parent_project_keeps_its_settings(tmp_path):
     prefixes = f"{tmp_path / 'nothing'};{torch.utils.cmake_prefix_path}"
     done = subprocess.run(
         [
-            *(cpp.tool("cmake"), "-S", project, "-B", tmp_path / "build"),
-            *("-DBUILD_SHARED_LIBS=OFF", "-DTORCH_SGMCMC_CUDA=OFF"),
+            cpp.tool("cmake"),
+            "-S",
+            project,
+            "-B",
+            tmp_path / "build",
+            "-DBUILD_SHARED_LIBS=OFF",
+            "-DTORCH_SGMCMC_CUDA=OFF",
         ],
         env=os.environ | {"CMAKE_PREFIX_PATH": prefixes},
         capture_output=True,

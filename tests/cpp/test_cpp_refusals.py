@@ -54,13 +54,20 @@ def test_the_same_message_of_a_gradient_that_is_not_finite(name, run_in_cpp):
 
 BAD_SETTINGS = {
     "SGLD": (
-        *(("lr", -0.5), ("lr", float("nan")), ("num_data", 0.0)),
-        *(("prior_precision", float("inf")), ("temperature", -1e-05)),
+        ("lr", -0.5),
+        ("lr", float("nan")),
+        ("num_data", 0.0),
+        ("prior_precision", float("inf")),
+        ("temperature", -1e-05),
     ),
     "SGHMC": (
-        *(("momentum", 1.0), ("momentum", -1e20), ("noise_estimate", "offline")),
-        *(("noise_estimate", 0.25), ("noise_estimate", -1.5)),
-        *(("resample_momentum_every", -1), ("initial_momentum", "random")),
+        ("momentum", 1.0),
+        ("momentum", -1e20),
+        ("noise_estimate", "offline"),
+        ("noise_estimate", 0.25),
+        ("noise_estimate", -1.5),
+        ("resample_momentum_every", -1),
+        ("initial_momentum", "random"),
     ),
     "SGHMC-online": (("temperature", 0.0),),
     "PSGLD": (("decay", 1.0), ("eps", 0.0)),
@@ -88,10 +95,14 @@ def test_the_same_is_refused(name, key, value, run_in_cpp):
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
-        *(("EWSG", "index_chain_length", -1), ("EWSG-chains", "num_chains", 0)),
-        *(("EWSG-chains", "num_chains", 4), ("SBPS", "temperature", 0.0)),
-        *(("MCLMC", "momentum", 1.0), ("MCLMC", "temperature", 0.0)),
-        *(("SBPS", "num_std", -1.0), ("SBPS", "sample_interval", 0.0)),
+        ("EWSG", "index_chain_length", -1),
+        ("EWSG-chains", "num_chains", 0),
+        ("EWSG-chains", "num_chains", 4),
+        ("SBPS", "temperature", 0.0),
+        ("MCLMC", "momentum", 1.0),
+        ("MCLMC", "temperature", 0.0),
+        ("SBPS", "num_std", -1.0),
+        ("SBPS", "sample_interval", 0.0),
     ],
 )
 def test_shared_settings_are_refused_alike(name, key, value, run_in_cpp):
@@ -164,9 +175,12 @@ def test_the_same_state_dicts_are_refused(name, change, run_in_cpp):
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"offsets": [0, 128, 512]}, {"offsets": [-128, 512]}),
-        *({"offsets": [130, 512]}, {"offsets": [0, 512]}),
-        *({"next_offset": 128}, {"next_offset": 2**62}),
+        {"offsets": [0, 128, 512]},
+        {"offsets": [-128, 512]},
+        {"offsets": [130, 512]},
+        {"offsets": [0, 512]},
+        {"next_offset": 128},
+        {"next_offset": 2**62},
     ],
 )
 def test_the_same_noise_offsets_are_refused(changes, run_in_cpp):

@@ -19,8 +19,12 @@ from harness.statistics import Array, StatisticalError
 _FORGOTTEN = 1e-5
 
 _DEFAULTS = {
-    **{"num_data": 1.0, "prior_precision": 0.0, "prior_mean": 0.0, "temperature": 1.0},
-    **{"noise_estimate": 0.0, "resample_momentum_every": 0},
+    "num_data": 1.0,
+    "prior_precision": 0.0,
+    "prior_mean": 0.0,
+    "temperature": 1.0,
+    "noise_estimate": 0.0,
+    "resample_momentum_every": 0,
 }
 
 

@@ -62,11 +62,18 @@ def install(work: Path) -> None:
         cuda = "AUTO" if torch.cuda.is_available() else "OFF"
         run(
             tool("cmake"),
-            *("-S", CHECKOUT, "-B", build, "-G", "Ninja"),
+            "-S",
+            CHECKOUT,
+            "-B",
+            build,
+            "-G",
+            "Ninja",
             f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
             f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}",
-            *(f"-DTORCH_SGMCMC_CUDA={cuda}", "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"),
-            *("-DTORCH_SGMCMC_TESTS=OFF", "-DCMAKE_UNITY_BUILD_BATCH_SIZE=100"),
+            f"-DTORCH_SGMCMC_CUDA={cuda}",
+            "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG",
+            "-DTORCH_SGMCMC_TESTS=OFF",
+            "-DCMAKE_UNITY_BUILD_BATCH_SIZE=100",
         )
         run(tool("cmake"), "--build", build, "--parallel", jobs())
     run(tool("cmake"), "--install", build, "--prefix", work / "prefix")
@@ -142,7 +149,12 @@ class Project:
         """
         return run(
             tool("cmake"),
-            *("-S", self.source, "-B", self.build, "-G", "Ninja"),
+            "-S",
+            self.source,
+            "-B",
+            self.build,
+            "-G",
+            "Ninja",
             f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
             f"-DCMAKE_PREFIX_PATH={';'.join(map(str, prefixes))}",
             "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--as-needed",
@@ -155,8 +167,13 @@ class Project:
     def program(self, name: str) -> Path:
         """Builds a program."""
         run(
-            *(tool("cmake"), "--build", self.build, "--target", name),
-            *("--parallel", jobs()),
+            tool("cmake"),
+            "--build",
+            self.build,
+            "--target",
+            name,
+            "--parallel",
+            jobs(),
             path=self.path,
         )
         return self.build / name

@@ -200,8 +200,14 @@ def run_in_python(name: str, job: dict[str, Any]) -> dict[str, Any]:
 
 #: Samplers that look at gradients at different times.
 FAULTY = (
-    *("SGLD", "SGHMC-online", "PSGLD", "SGNHT"),
-    *("EWSG", "EWSG-overdamped", "EWSG-chains", "SBPS"),
+    "SGLD",
+    "SGHMC-online",
+    "PSGLD",
+    "SGNHT",
+    "EWSG",
+    "EWSG-overdamped",
+    "EWSG-chains",
+    "SBPS",
 )
 
 

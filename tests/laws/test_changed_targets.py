@@ -17,8 +17,11 @@ NUM_DATA = 100.0
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"step_size": 0.05}, {"temperature": 0.25}, {"num_data": 4 * NUM_DATA}),
-        *({"prior_precision": 2 * NUM_DATA}, {"num_steps": 5}),
+        {"step_size": 0.05},
+        {"temperature": 0.25},
+        {"num_data": 4 * NUM_DATA},
+        {"prior_precision": 2 * NUM_DATA},
+        {"num_steps": 5},
     ],
     ids=lambda changes: next(iter(changes)),
 )

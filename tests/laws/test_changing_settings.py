@@ -265,8 +265,11 @@ _SETTINGS = {
     "temperature": {"temperature": 0.25},
     "num_data": {"num_data": 4 * NUM_DATA},
     "prior_precision": {"prior_precision": 2 * NUM_DATA},
-    **{"momentum": {"momentum": 0.5}, "minibatches": {}, "groups": {}},
-    **{"frozen": {"lr": 0.03}, "sizes": {}},
+    "momentum": {"momentum": 0.5},
+    "minibatches": {},
+    "groups": {},
+    "frozen": {"lr": 0.03},
+    "sizes": {},
 }
 
 
@@ -360,9 +363,12 @@ def _lr_of_drop(k):
     at_levels(
         product((_lr_of_cosine, _lr_of_drop), (0.0, 0.1, 0.3), (None, 1e-3, 1e-2)),
         full=[
-            *((_lr_of_drop, 0.3, None), (_lr_of_drop, 0.0, 1e-3)),
-            *((_lr_of_cosine, 0.3, 1e-3), (_lr_of_cosine, 0.1, None)),
-            *((_lr_of_cosine, 0.3, 1e-2), (_lr_of_drop, 0.3, 1e-2)),
+            (_lr_of_drop, 0.3, None),
+            (_lr_of_drop, 0.0, 1e-3),
+            (_lr_of_cosine, 0.3, 1e-3),
+            (_lr_of_cosine, 0.1, None),
+            (_lr_of_cosine, 0.3, 1e-2),
+            (_lr_of_drop, 0.3, 1e-2),
         ],
     ),
 )

@@ -47,8 +47,11 @@ def run(sampler, estimator, batches, steps):
 
 
 SETTINGS = {
-    **{"lr": 0.4, "num_data": 60, "prior_precision": 12.0, "prior_mean": 0.0},
-    **{"temperature": 0.8},
+    "lr": 0.4,
+    "num_data": 60,
+    "prior_precision": 12.0,
+    "prior_mean": 0.0,
+    "temperature": 0.8,
 }
 
 

@@ -30,8 +30,12 @@ def posterior(**settings):
     """A conjugate posterior N = 4, d = 1; the weights matter much."""
     data = np.array([[-1.2], [0.1], [0.7], [1.9]])
     shared = {
-        **{"lr": 0.3, "momentum": 0.6, "num_data": 4, "prior_precision": 1.0},
-        **{"temperature": 1.5, "index_chain_length": 1},
+        "lr": 0.3,
+        "momentum": 0.6,
+        "num_data": 4,
+        "prior_precision": 1.0,
+        "temperature": 1.5,
+        "index_chain_length": 1,
     }
     return index_chain.Problem(data, ewsg, {**shared, **settings}, seed=5)
 
@@ -40,8 +44,12 @@ def transition(build=ewsg, **settings):
     """Two tensors in two groups that differ in everything, five minibatches."""
     data = np.array([[-1.2, 0.3], [0.1, -1.0], [0.7, 0.9], [1.9, 0.2], [-0.3, -0.5]])
     shared = {
-        **{"lr": 0.3, "momentum": 0.6, "num_data": 5, "prior_precision": 2.0},
-        **{"temperature": 0.8, "index_chain_length": 2},
+        "lr": 0.3,
+        "momentum": 0.6,
+        "num_data": 5,
+        "prior_precision": 2.0,
+        "temperature": 0.8,
+        "index_chain_length": 2,
     }
     other = {"lr": 0.2, "momentum": 0.7, "num_data": 7, "prior_precision": 0.0}
     sizes = {"other": {**other, "temperature": 1.3}, "chains": 200_000, "seed": 6}
@@ -95,7 +103,9 @@ def test_overdamped_transition():
 OVERDAMPED = {"momentum": 0.0, "surrogate": "zero", "lr": 0.2}
 SETTINGS = [
     *({"surrogate": name} for name in SURROGATES),
-    *({"index_chain_length": 0}, {"index_chain_length": 4}, OVERDAMPED),
+    {"index_chain_length": 0},
+    {"index_chain_length": 4},
+    OVERDAMPED,
 ]
 
 

@@ -130,7 +130,8 @@ def squares(precision, lr, momentum, *, steps, chains=2048, burn=200, groups=1, 
     params = [nn.Parameter(part.clone()) for part in start.tensor_split(groups, dim=1)]
     sampler = MCLMC(
         [{"params": [p]} for p in params],
-        *(lr, momentum),
+        lr,
+        momentum,
         num_data=8.0,
         num_chains=chains,
         seed=seed,

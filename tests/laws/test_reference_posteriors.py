@@ -123,7 +123,8 @@ def test_a_posterior_of_posteriordb(tmp_path):
     draws = [{"rho": rng.normal(3, 2, 4000).tolist()} for _ in range(2)]
     files = {
         "posteriors/a": {
-            **{"data_name": "b", "model_name": "gp_regr"},
+            "data_name": "b",
+            "model_name": "gp_regr",
             "reference_posterior_name": "c",
         },
         "data/info/b.info": {"data_file": "data/data/b.json"},

@@ -46,7 +46,10 @@ def test_every_sampler(sampler, model):
     assert result.passed(1e-3), f"\n{result}"
     assert max(result.autocorrelation.values()) < 0.3
     assert list(result.ranks) == [
-        *("theta[0]", "theta[1]", "squared norm", "log likelihood")
+        "theta[0]",
+        "theta[1]",
+        "squared norm",
+        "log likelihood",
     ]
     for ranks in result.ranks.values():
         assert ranks.shape == (options.get("simulations", 300),)

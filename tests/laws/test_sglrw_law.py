@@ -18,8 +18,11 @@ CHAINS = 200_000
 # down as often.
 CENTRE, START = -0.4, 0.6
 TARGET = {
-    **{"lr": 0.3, "num_data": 20.0, "prior_precision": 3.0, "prior_mean": 0.5},
-    **{"temperature": 0.7},
+    "lr": 0.3,
+    "num_data": 20.0,
+    "prior_precision": 3.0,
+    "prior_mean": 0.5,
+    "temperature": 0.7,
 }
 
 

@@ -27,8 +27,11 @@ def counter(step=tensors.STREAM["step"]):
 def packed_call(op, means, lists, offsets, numbers, instead):
     """Returns a call as it is packed; ``instead`` has other parts of it."""
     called = {
-        **{"row": [*OP_SPECS].index(op), "has_means": means is not None},
-        **{"lengths": [*map(len, lists)], "offsets": offsets, "rows": []},
+        "row": [*OP_SPECS].index(op),
+        "has_means": means is not None,
+        "lengths": [*map(len, lists)],
+        "offsets": offsets,
+        "rows": [],
         "numbers": [*map(float, numbers)],
     }
     return (*(called | instead).values(),)

@@ -13,9 +13,16 @@ from torch_sgmcmc.core.ops import OP_SPECS
 
 #: Good values of numbers; all others are 0.1.
 GOOD = {
-    **{"num_data": 5.0, "prior_precision": 1.0, "temperature": 1.0, "momentum": 0.9},
-    **{"noise_estimate": 0.05, "resample_momentum_every": 0, "decay": 0.9},
-    **{"surrogate": 0, "num_chains": 1, "kind": 3},
+    "num_data": 5.0,
+    "prior_precision": 1.0,
+    "temperature": 1.0,
+    "momentum": 0.9,
+    "noise_estimate": 0.05,
+    "resample_momentum_every": 0,
+    "decay": 0.9,
+    "surrogate": 0,
+    "num_chains": 1,
+    "kind": 3,
 }
 
 
@@ -41,11 +48,20 @@ ARGUMENTS = {
 }
 # Operators whose arguments are no lists of equal lengths have tests of their own.
 OTHERS = {
-    *("ecs_density", "ecs_estimate", "ecs_leapfrog_"),
-    *("metropolis_decide", "select_chains_", "mclmc_turn"),
-    *("fused_step_", "deferred_step_", "ewsg_step_"),
-    *("noise_steps_", "chain_product", "chain_turn"),
-    *("step_if_finite", "step_or_nothing"),
+    "ecs_density",
+    "ecs_estimate",
+    "ecs_leapfrog_",
+    "metropolis_decide",
+    "select_chains_",
+    "mclmc_turn",
+    "fused_step_",
+    "deferred_step_",
+    "ewsg_step_",
+    "noise_steps_",
+    "chain_product",
+    "chain_turn",
+    "step_if_finite",
+    "step_or_nothing",
 }
 
 
@@ -140,8 +156,10 @@ def test_shapes(op):
 
 DTYPES = {
     **dict.fromkeys((torch.int32, torch.complex64), "an unsupported dtype"),
-    **{torch.int64: "int64", torch.float64: "float64"},
-    **{torch.bfloat16: "bfloat16", torch.float16: "float16"},
+    torch.int64: "int64",
+    torch.float64: "float64",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
 }
 
 
@@ -333,7 +351,7 @@ def test_counts(op):
 
 FRICTION = "(must not exceed the friction 1 - momentum = 0.250000)"
 OF_ONE = [
-    (*("sghmc_step_", {"noise_estimate": 0.3, "momentum": 0.75}),
+    ("sghmc_step_", {"noise_estimate": 0.3, "momentum": 0.75},
      f"noise_estimate: 0.300000 {FRICTION}"),
     *((op, {name: value}, f"{name}: {value} (must be {wanted})")
      for op, name, values, wanted in (
@@ -370,7 +388,8 @@ def test_num_chains(op):
     [
         *((op, "masses") for op in ("hmc_momenta_", "hmc_leapfrog_", "hmc_energy")),
         *((f"sbps_reflect{k}", "preconditioners") for k in ("_", "ion_sums")),
-        *(("sghmc_step_", "grad_variances"), ("ewsg_log_ratio", "momenta")),
+        ("sghmc_step_", "grad_variances"),
+        ("ewsg_log_ratio", "momenta"),
     ],
 )
 def test_lists_that_may_be_skipped_but_not_in_part(op, name):

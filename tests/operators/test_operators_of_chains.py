@@ -23,8 +23,15 @@ OPERATORS = {
 }
 #: Operators whose chains must be evaluated together.
 TOGETHER = [
-    *("matmul", "cdist", "softmax", "nn.functional.conv2d", "index_select", "cat"),
-    *("nn.functional.scaled_dot_product_attention", "nn.functional.pdist", "addmm"),
+    "matmul",
+    "cdist",
+    "softmax",
+    "nn.functional.conv2d",
+    "index_select",
+    "cat",
+    "nn.functional.scaled_dot_product_attention",
+    "nn.functional.pdist",
+    "addmm",
 ]
 
 

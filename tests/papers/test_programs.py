@@ -50,31 +50,37 @@ RUNS = [
     (
         "sghmc2014.mnist_heat",
         "--data-root DATA --seeds 1 --epochs 4 --start 1 --observe 2 --only page cool",
-        *("", "\n| page | 0 | "),
+        "",
+        "\n| page | 0 | ",
     ),
     ("sbps2017.figures", "--tiny", "figure1 figure2 figure3 figure4", "\nfigure5\n"),
     (
         "sbps2017.figure6",
         "--digits --draws 10 --batch-size 50 --epochs 30 --seeds 1 --lr 0.1",
-        *("figure6", "| SGLD, lr 0.1, widest |"),
+        "figure6",
+        "| SGLD, lr 0.1, widest |",
     ),
     ("ewsg2021.mnist", f"{PASSES} --chains 2", "learning", "| CP-SGHMC |"),
     ("ewsg2021.mnist", f"{PASSES} --method ewsg --model cnn", "", "| EWSG |"),
     ("ewsg2021.covertype", f"{CHAINS} --passes 1 --strata 4", "curves", "| FlyMC |"),
     (
-        *("ewsg2021.covertype", f"{CHAINS} --h 0.001 --passes 0.1 --method sghmc ewsg"),
-        *("steps", "| SGHMC | 0.001 |"),
+        "ewsg2021.covertype",
+        f"{CHAINS} --h 0.001 --passes 0.1 --method sghmc ewsg",
+        "steps",
+        "| SGHMC | 0.001 |",
     ),
     (
         "ewsg2021.covertype",
         f"{CHAINS} --tune --method ewsg --passes 0.1",
-        *("search", "| EWSG |"),
+        "search",
+        "| EWSG |",
     ),
     (
         "hmcecs2019.tables",
         "--tiny --data-root COVERTYPE --only splines figure9 --seeds 1 --method HMC "
         "perturbed",
-        *("figure6 figure9 splines_moments", "width of bands"),
+        "figure6 figure9 splines_moments",
+        "width of bands",
     ),
 ]
 # Of which no result is written.
@@ -111,8 +117,12 @@ def test_what_a_run_prints(name, options, words, tmp_path, request):
 
 def test_figure_1_of_ewsg(tmp_path, monkeypatch):
     for name, few in {
-        **{"STEPS": (0.02, 0.08), "LENGTHS": (0, 1, 4), "LENGTHS_ELSEWHERE": (4,)},
-        **{"DATA_SIZES": (20, 25), "LONGER": (0, 1, 4), "STEPS_BY_KIND": (0.02, 0.05)},
+        "STEPS": (0.02, 0.08),
+        "LENGTHS": (0, 1, 4),
+        "LENGTHS_ELSEWHERE": (4,),
+        "DATA_SIZES": (20, 25),
+        "LONGER": (0, 1, 4),
+        "STEPS_BY_KIND": (0.02, 0.05),
     }.items():
         monkeypatch.setattr(f"ewsg2021.figure1.{name}", few)
     options = "--chains 100 --passes 3 --seeds 2 --other-data 2 --error-chains 400"

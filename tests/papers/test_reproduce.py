@@ -34,11 +34,13 @@ def test_cells_of_several_seeds():
         ("sghmc2014.mnist", "--burn-in 60", "--burn-in 60 must be in [0, --epochs 60)"),
         ("sghmc2014.mnist", "--method sbps --lr 1", "--lr is not for sbps: they have"),
         (
-            *("sghmc2014.mnist", "--start-epochs 11"),
+            "sghmc2014.mnist",
+            "--start-epochs 11",
             "--start-epochs 11 must be in [0, --burn-in 10]",
         ),
         (
-            *("sghmc2014.mnist", "--precision 1 --draw-precision"),
+            "sghmc2014.mnist",
+            "--precision 1 --draw-precision",
             "--precision and --draw-precision exclude each other",
         ),
         ("sghmc2014.mnist", "--precision -1", "--precision -1 must be finite and >= 0"),

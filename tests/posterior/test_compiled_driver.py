@@ -134,16 +134,16 @@ def test_steps_that_would_be_skipped_are_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [
-        (lambda path: run(path, schedule=sg.CyclicalSchedule), *(TypeError, "missing")),
+        (lambda path: run(path, schedule=sg.CyclicalSchedule), TypeError, "missing"),
         (lambda path: run(path,
          schedule=lambda s: torch.optim.lr_scheduler.ConstantLR(s)),
-         *(ValueError, r"Invalid compile: with a ConstantLR")),
+         ValueError, r"Invalid compile: with a ConstantLR"),
         (lambda path: run(path, when=lambda: True),
-         *(ValueError, r"Invalid when: with compile")),
+         ValueError, r"Invalid when: with compile"),
         (lambda path: sg.sample(Point,
          partial(sg.HMC, step_size=0.1, num_steps=2, num_data=24), LOADER, loss,
          path, steps=4, compile=True, check=False, progress=False),
-         *(ValueError, r"Invalid compile: HMC \(must be a sampler whose steps")),
+         ValueError, r"Invalid compile: HMC \(must be a sampler whose steps"),
     ],
 )  # fmt: skip
 def test_refusals(make: Any, kind: type[Exception], words: str, tmp_path: Path) -> None:

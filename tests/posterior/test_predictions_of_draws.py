@@ -156,8 +156,11 @@ def test_a_store_remembers_its_likelihood(tmp_path):
 @pytest.mark.parametrize(
     "given",
     [
-        *(losses.categorical(), losses.bernoulli(), losses.heteroscedastic()),
-        *(losses.gaussian(0.3), losses.gaussian("log_noise")),
+        losses.categorical(),
+        losses.bernoulli(),
+        losses.heteroscedastic(),
+        losses.gaussian(0.3),
+        losses.gaussian("log_noise"),
     ],
 )
 def test_likelihoods_of_settings(given):
@@ -191,7 +194,9 @@ def test_a_name_goes_before_a_pattern(tmp_path):
     tensors = {name: torch.ones(2, requires_grad=True) for name in ("w[0]", "w0", "v")}
     sampler = sg.SGLD(tensors.values(), 0.1, num_data=4, seed=0)
     for choice, expected in (
-        *((["w[0]"], ["w[0]"]), (["w*"], ["w[0]", "w0"]), (["w[1]", "v"], None)),
+        (["w[0]"], ["w[0]"]),
+        (["w*"], ["w[0]", "w0"]),
+        (["w[1]", "v"], None),
     ):
         make = lambda c=choice: sg.Collector(sampler, tensors, tmp_path, parameters=c)  # noqa: E731
         if expected is None:

@@ -38,7 +38,11 @@ def test_the_readme_on_mnist(data_root, tmp_path, monkeypatch, capsys):
     x_test, y_test = images(data_root, "t10k")
     torch.manual_seed(0)
     names = {
-        **{"torch": torch, "F": F, "train": train, "x": x[:500], "x_test": x_test},
+        "torch": torch,
+        "F": F,
+        "train": train,
+        "x": x[:500],
+        "x_test": x_test,
         "network": lambda: nn.Sequential(
             nn.Linear(784, 100), nn.ReLU(), nn.Linear(100, 10)
         ),

@@ -30,8 +30,11 @@ class Interrupts:
         self.passes, self.raised = passes, False
         self.deletes = False
         for owner, name in (
-            *((store_files, "sync_folder"), (store_files, "replace_file")),
-            *((os, "unlink"), (pathlib.Path, "unlink"), (pathlib.Path, "rmdir")),
+            (store_files, "sync_folder"),
+            (store_files, "replace_file"),
+            (os, "unlink"),
+            (pathlib.Path, "unlink"),
+            (pathlib.Path, "rmdir"),
         ):
             monkeypatch.setattr(owner, name, self.around(getattr(owner, name)))
         monkeypatch.setattr(driver, "delete_all", self.delete_all)

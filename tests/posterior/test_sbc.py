@@ -221,9 +221,16 @@ def test_the_picture(monkeypatch):
 )  # fmt: skip
 def test_bad_arguments(change, error):
     options = {
-        **{"prior": prior, "simulate": gaussian, "loss": gaussian_loss},
-        **{"sampler": hmc, "simulations": 20, "draws": 3, "warmup": 2, "thin": 1},
-        **{"progress": False, "seed": 0},
+        "prior": prior,
+        "simulate": gaussian,
+        "loss": gaussian_loss,
+        "sampler": hmc,
+        "simulations": 20,
+        "draws": 3,
+        "warmup": 2,
+        "thin": 1,
+        "progress": False,
+        "seed": 0,
         **change,
     }
     with pytest.raises(ValueError, match=error):

@@ -396,7 +396,11 @@ def test_arguments(change, error, words):
 
 def in_folder(folder, loss=mean, **options):
     return sg.sample(
-        *(mlp, SGHMC, loader_of(classes()), loss, folder),
+        mlp,
+        SGHMC,
+        loader_of(classes()),
+        loss,
+        folder,
         **{"steps": 20, "every": 5, "seed": 0, "progress": False, **options},
         start="prior",  # which so short a run would not leave
     )

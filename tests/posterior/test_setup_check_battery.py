@@ -57,7 +57,10 @@ def softmax_ten():
 
 def wide():
     return nn.Sequential(
-        *(nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU()),
+        nn.Linear(784, 400),
+        nn.ReLU(),
+        nn.Linear(400, 400),
+        nn.ReLU(),
         nn.Linear(400, 10),
     )
 
@@ -220,7 +223,10 @@ def segmenter():
 
 def autoencoder():
     return nn.Sequential(
-        *(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 64)),
+        nn.Flatten(),
+        nn.Linear(64, 12),
+        nn.ReLU(),
+        nn.Linear(12, 64),
         nn.Unflatten(1, (1, 8, 8)),
     )
 
@@ -273,9 +279,7 @@ def poisson():
 
 def attention():
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    return nn.Sequential(
-        *(nn.Unflatten(1, (1, 8)), layer, nn.Flatten(), nn.Linear(8, 3))
-    )
+    return nn.Sequential(nn.Unflatten(1, (1, 8)), layer, nn.Flatten(), nn.Linear(8, 3))
 
 
 def in_half(model, batch):

@@ -170,9 +170,20 @@ def test_writing_into_a_draw_changes_no_file(tmp_path, per_file):
 
 
 DTYPES = (
-    *(torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.complex64),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
-    *(torch.uint16, torch.uint32, torch.uint64),
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.complex64,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.uint16,
+    torch.uint32,
+    torch.uint64,
 )
 
 
@@ -688,8 +699,13 @@ def test_only_the_stores_own_files_are_deleted(tmp_path):
     write(tmp_path, 2, chain=1)
     ours = ["checkpoint-0.pt", "report.md", "report.json", "store.json.1-2.partial"]
     foreign = [
-        *("report.tex", "checkpoint-best-model.pt", "notes.json", "checkpoint-01.pt"),
-        *("chain-0/mine.txt", "chain-0/draws-1.safetensors", "chain-01/index.jsonl"),
+        "report.tex",
+        "checkpoint-best-model.pt",
+        "notes.json",
+        "checkpoint-01.pt",
+        "chain-0/mine.txt",
+        "chain-0/draws-1.safetensors",
+        "chain-01/index.jsonl",
     ]
     (tmp_path / "chain-01").mkdir()
     for path in (*ours, *foreign):

@@ -187,7 +187,9 @@ def differences(rank):
     found = {}
     of_last = ("places in a tensor", "places of tensors", "state", "lr", "counters")
     for kind, altered in (
-        *(("nothing", last), ("lowest bit", last), ("lowest bit", 0)),
+        ("nothing", last),
+        ("lowest bit", last),
+        ("lowest bit", 0),
         *((kind, last) for kind in of_last),
     ):
         params, sampler = two_vectors(2)

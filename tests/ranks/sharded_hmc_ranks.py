@@ -16,8 +16,11 @@ import torch_sgmcmc as sg
 
 STEPS = 5
 TARGET = {
-    **{"num_data": 4, "prior_precision": 1.0, "temperature": 0.5},
-    **{"step_size": 0.17, "num_steps": 3},
+    "num_data": 4,
+    "prior_precision": 1.0,
+    "temperature": 0.5,
+    "step_size": 0.17,
+    "num_steps": 3,
 }
 FINER = {**COARSE, "step_size": 0.25}
 KINDS = {

@@ -62,7 +62,8 @@ def placements_of(ranks):
     first = (2, 2) if ranks == 4 else (ranks, 1)
     second = (2, 2) if ranks == 4 else (1, ranks)
     found = {
-        **{"Shard(0)": ((ranks,), [Shard(0)]), "Shard(1)": ((ranks,), [Shard(1)])},
+        "Shard(0)": ((ranks,), [Shard(0)]),
+        "Shard(1)": ((ranks,), [Shard(1)]),
         "replicas": (first, [Replicate(), Shard(0)]),
         "replicas of columns": (second, [Replicate(), Shard(1)]),
         "columns of columns": (second, [Shard(1), Shard(1)]),

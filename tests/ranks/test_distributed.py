@@ -103,7 +103,8 @@ def test_the_ranks_that_differ_are_named(job):
     places = (f"places in a tensor of {last}", f"places of tensors of {last}")
     expected = {
         **dict.fromkeys((f"lowest bit of {last}", *places, "hook"), "parameters"),
-        **{f"state of {last}": "state", f"lr of {last}": "settings"},
+        f"state of {last}": "state",
+        f"lr of {last}": "settings",
     }
     for rank in ranks:
         found = dict(rank["differences"])

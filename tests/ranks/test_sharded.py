@@ -87,7 +87,8 @@ def test_shards_equal_the_whole_on_more_ranks(tmp_path, number):
     "chain",
     [
         *map(", ".join, product(MORE, sharded_ranks.EITHER)),
-        *("fully_shard", "prior_groups"),
+        "fully_shard",
+        "prior_groups",
     ],
 )
 def test_more_chains(ranks, chain):

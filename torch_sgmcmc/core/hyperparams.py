@@ -239,11 +239,22 @@ def check_noise_scale(group: Mapping[str, Any]) -> None:
 #: Keys that torch and its tools write into the groups of any optimizer.
 FOREIGN_KEYS = frozenset(
     [
-        *("params", "param_names", "differentiable", "foreach", "fused", "maximize"),
+        "params",
+        "param_names",
+        "differentiable",
+        "foreach",
+        "fused",
+        "maximize",
         # torch's schedulers and SWA
-        *("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"),
+        "initial_lr",
+        "max_lr",
+        "min_lr",
+        "base_momentum",
+        "max_momentum",
+        "swa_lr",
         # Hugging Face's Trainer (always 0 with samplers) and Lightning's monitor
-        *("weight_decay", "name"),
+        "weight_decay",
+        "name",
         "lr_scale",  # timm's schedulers multiply lr by it
     ]
 )
@@ -388,14 +399,6 @@ def _origin(group: Mapping[str, Any], scaled: float) -> str:
 #: T, N) at which it was given. Empty before the first.
 MOMENTUM_SETTINGS = "momentum_settings"
 ESTIMATE_SETTINGS = "noise_estimate_settings"
-
-
-#: Keys that every sampler manages itself. Their values are equal in all groups, except
-#: for offsets and sizes.
-MANAGED = (
-    *("sampler", "format", "seed", "step", "offsets", "sizes", "next_offset"),
-    *("capturable", "nonfinite", "num_skipped"),
-)
 
 
 def records_of(state: Iterable[str], settings: Iterable[str]) -> tuple[str, ...]:

@@ -14,9 +14,24 @@ from typing import Any, NamedTuple
 from torch.optim import Optimizer
 
 from torch_sgmcmc.core.context import kind_of
-from torch_sgmcmc.core.hyperparams import MANAGED, MEANINGFUL_KEYS, records_of, settings
+from torch_sgmcmc.core.hyperparams import MEANINGFUL_KEYS, records_of, settings
 from torch_sgmcmc.core.state import PRIOR_MEAN
 from torch_sgmcmc.core.step_plan import Operator
+
+# Keys that every sampler manages itself. Their values are equal in all groups, except
+# for offsets and sizes.
+_MANAGED = (
+    "sampler",
+    "format",
+    "seed",
+    "step",
+    "offsets",
+    "sizes",
+    "next_offset",
+    "capturable",
+    "nonfinite",
+    "num_skipped",
+)
 
 
 class Takes(Enum):
@@ -125,7 +140,7 @@ class SamplerSpec:
         #: Keys of the settings that each group's state belongs to.
         self.records = records_of(self.state, names)
         #: Keys of a group that the sampler manages itself, and a user cannot set.
-        self.managed = (*MANAGED, *self.shared, *self.progress, *self.records)
+        self.managed = (*_MANAGED, *self.shared, *self.progress, *self.records)
         #: Keys of a group that a cached plan depends on.
         more = (PRIOR_MEAN, "nonfinite", "capturable", *MEANINGFUL_KEYS)
         self.watched = [*dict.fromkeys((*names, *more))]

@@ -29,8 +29,14 @@ _WIDTH = 10
 _RATE = 0.001
 # Settings of param groups that determine the sampled posterior and its error.
 _SETTINGS = (
-    *("num_data", "prior_precision", "temperature", "lr", "step_size"),
-    *("momentum", "resample_momentum_every", "tune_steps"),
+    "num_data",
+    "prior_precision",
+    "temperature",
+    "lr",
+    "step_size",
+    "momentum",
+    "resample_momentum_every",
+    "tune_steps",
 )
 
 

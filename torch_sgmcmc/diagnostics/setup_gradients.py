@@ -125,8 +125,12 @@ def failing_tensors(
 _BCE, _CLASSES = F.binary_cross_entropy_with_logits, (F.cross_entropy, F.nll_loss)
 #: Losses whose factor is a power of the likelihood, and not the noise's scale.
 EXACT: tuple[Callable[..., Tensor], ...] = (
-    *(*_CLASSES, F.binary_cross_entropy, _BCE, F.gaussian_nll_loss),
-    *(F.poisson_nll_loss, F.kl_div),
+    *_CLASSES,
+    F.binary_cross_entropy,
+    _BCE,
+    F.gaussian_nll_loss,
+    F.poisson_nll_loss,
+    F.kl_div,
 )
 _ABSOLUTE = F.l1_loss, F.smooth_l1_loss, F.huber_loss
 _LOSSES = {*EXACT, *_ABSOLUTE, F.mse_loss}

@@ -48,11 +48,20 @@ _PARTIAL = re.compile(r"\.[0-9-]+\.partial\Z")
 COLUMNS = ("step", "lr", "temperature", "weight", "loss")
 #: The dtypes of draws, by their names in safetensors.
 DTYPES: dict[str, torch.dtype] = {
-    **{"U64": torch.uint64, "I64": torch.int64, "F64": torch.float64},
-    **{"C64": torch.complex64, "F32": torch.float32, "U32": torch.uint32},
-    **{"I32": torch.int32, "BF16": torch.bfloat16, "F16": torch.float16},
-    **{"U16": torch.uint16, "I16": torch.int16, "I8": torch.int8},
-    **{"U8": torch.uint8, "BOOL": torch.bool},
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+    "F32": torch.float32,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

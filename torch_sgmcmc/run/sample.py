@@ -424,8 +424,16 @@ def _check_arguments(given: Mapping[str, Any]) -> None:
 def _settings(given: Mapping[str, Any], store: Any, seed: int) -> Settings:
     """Returns what all chains share of the arguments of :func:`sample`."""
     same = (
-        *("model", "sampler", "loader", "loss", "steps", "epochs", "progress"),
-        *("checkpoint_every", "optimizer", "optimizer_epochs"),
+        "model",
+        "sampler",
+        "loader",
+        "loss",
+        "steps",
+        "epochs",
+        "progress",
+        "checkpoint_every",
+        "optimizer",
+        "optimizer_epochs",
     )
     every = {name: given[name] for name in ("burn_in", "every")}
     return Settings(

@@ -44,9 +44,10 @@ from torch_sgmcmc.samplers.hmc_dynamics import (
 
 # Keys of state that no single parameter owns.
 _KEYS = ("control_variates", "subsample")
-
 _COUNTERS = (
-    *("num_trajectories", "num_accepted", "num_divergences"),
+    "num_trajectories",
+    "num_accepted",
+    "num_divergences",
     "num_subsamples_accepted",
 )
 
@@ -179,7 +180,8 @@ class HMCECS(SharedSettings):
         why_equal="there is one trajectory for all",
         progress={
             **dict.fromkeys(_COUNTERS, 0),
-            **{"num_evaluations": 0, "sign": 1},
+            "num_evaluations": 0,
+            "sign": 1,
             # The mean of the estimates of Σ d; a is this minus λ.
             "mean_difference": 0.0,
         },

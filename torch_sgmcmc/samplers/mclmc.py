@@ -138,8 +138,13 @@ class MCLMC(Sampler):
         "mclmc_step_",
         dict.fromkeys((*MEANS, PRECONDITIONER), Tensor),
         shared=(
-            *("lr", "momentum", "num_data", "temperature"),
-            *("tune_steps", "energy_variance", "num_chains"),
+            "lr",
+            "momentum",
+            "num_data",
+            "temperature",
+            "tune_steps",
+            "energy_variance",
+            "num_chains",
         ),
         why_equal="the direction is one unit vector over all groups",
         # Empty before and after tuning.

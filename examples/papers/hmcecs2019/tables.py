@@ -41,8 +41,13 @@ from .splines import spline_problem
 from .variances import Variances
 
 PARTS = (
-    *("simulated", "covertype", "splines", "higgs"),
-    *("figure7", "figure8", "figure9"),
+    "simulated",
+    "covertype",
+    "splines",
+    "higgs",
+    "figure7",
+    "figure8",
+    "figure9",
 )
 # 1 % are too few for 81 parameters; of the paper's data they are 47,000.
 _SPLINES_SHARE = 0.1

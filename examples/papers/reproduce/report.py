@@ -16,8 +16,11 @@ from scipy import stats
 Values = Sequence[float]
 
 plt.rcParams |= {
-    **{"axes.grid": True, "grid.alpha": 0.3, "axes.titlesize": "medium"},
-    **{"legend.fontsize": "small", "figure.constrained_layout.use": True},
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "axes.titlesize": "medium",
+    "legend.fontsize": "small",
+    "figure.constrained_layout.use": True,
 }
 
 

@@ -68,8 +68,10 @@ class SubsampleDraws:
         self.layout = layout
         batch_size = check_integer("batch_size", layout["batch_size"], low=1)
         for name, most in (
-            *(("num_data", 2**48), ("batch_size", 2**26)),
-            *(("num_cells", 2**26 // batch_size), ("num_blocks", layout["num_cells"])),
+            ("num_data", 2**48),
+            ("batch_size", 2**26),
+            ("num_cells", 2**26 // batch_size),
+            ("num_blocks", layout["num_cells"]),
         ):
             check_integer(name, layout[name], low=1, high=most + 1)
 

@@ -35,7 +35,8 @@ def table(runs: Runs) -> str:
         ]
         rows.append(
             [
-                *(LABELS[method], settings_in_words(config["settings"])),
+                LABELS[method],
+                settings_in_words(config["settings"]),
                 interval([100 * r["error"] for r in last], 2),
                 interval([-r["nll"] for r in last], 4),
                 f"{np.mean(noise):.3g}",

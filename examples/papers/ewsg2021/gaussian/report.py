@@ -74,7 +74,9 @@ def _kl_table(panel: str, what: str, rows: dict[str, Any]) -> str:
 def _autocorrelation_table(rows: dict[str, Any]) -> str:
     body = [
         [
-            *(name, f"{p['step']:g}", f"{p['tau_steps']:.1f}"),
+            name,
+            f"{p['step']:g}",
+            f"{p['tau_steps']:.1f}",
             f"{p['tau_gradients']:.1f}",
             "{:.4f} ({:.4f}, {:.4f})".format(p["kl"], *p["kl_interval"]),
         ]
@@ -164,7 +166,9 @@ def _small_steps_table(results: dict[str, Any]) -> str:
         acceptance = results["error_steps"][i]["acceptance"]
         body.append(
             [
-                *(f"{h:.3g}", f"{acceptance:.3f}", _range(b, 4)),
+                f"{h:.3g}",
+                f"{acceptance:.3f}",
+                _range(b, 4),
                 f"{bias['sghmc_bias'][i] * scale:.4f}",
                 _range(bias["measured_over_first_order"][i]),
                 *slopes,
@@ -378,18 +382,24 @@ def errors_picture(results: dict[str, Any], path: Path) -> None:
     names = ("SGHMC, exact", "EWSG to first order", "full gradient, exact")
     for ax, data, values, curves, title, order in (
         (
-            *(axes[1], k, scaled(k["excess"], unit)),
+            axes[1],
+            k,
+            scaled(k["excess"], unit),
             [k["sghmc_excess"], k["first_order_excess"], k["full_gradient_excess"]],
-            *(f"k  MSE at T = {k['time']:g} less its limit", 1),
+            f"k  MSE at T = {k['time']:g} less its limit",
+            1,
         ),
         (
-            *(axes[2], bias, _signed_squares(bias["bias"], unit)),
+            axes[2],
+            bias,
+            _signed_squares(bias["bias"], unit),
             [
                 np.square(bias["sghmc_bias"]),
                 -(first_order**2),
                 np.square(bias["full_gradient_bias"]),
             ],
-            *("l  squared bias, T = ∞", 2),
+            "l  squared bias, T = ∞",
+            2,
         ),
     ):
         steps = data["steps"]

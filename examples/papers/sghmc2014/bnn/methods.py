@@ -68,7 +68,10 @@ SEARCH: dict[str, list[dict[str, float]]] = {
     "sghmc": [
         {"lr": lr, "momentum": momentum}
         for lr, momentum in (
-            *((0.05, 0.99), (0.1, 0.98), (0.1, 0.99), (0.1, 0.995)),
+            (0.05, 0.99),
+            (0.1, 0.98),
+            (0.1, 0.99),
+            (0.1, 0.995),
             (0.2, 0.99),
         )
     ],

@@ -37,9 +37,12 @@ def table(runs: Runs) -> str:
             difference = interval([mine - other for mine, other in pairs], 4)
         rows.append(
             [
-                *(LABELS[method], _words(states[0]["config"]["settings"])),
-                *(len(states), interval(_final(states), 4)),
-                *(interval(_final(states, "last"), 4), difference),
+                LABELS[method],
+                _words(states[0]["config"]["settings"]),
+                len(states),
+                interval(_final(states), 4),
+                interval(_final(states, "last"), 4),
+                difference,
                 f"{np.mean(milliseconds):.2f}",
             ]
         )

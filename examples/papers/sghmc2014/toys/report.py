@@ -40,7 +40,8 @@ def table_1(runs: dict[str, list[dict[str, Any]]]) -> str:
         acceptance = [s["acceptance"] for s in scores]
         rows.append(
             [
-                *(method, spread([s["total_variation"] for s in scores], 4)),
+                method,
+                spread([s["total_variation"] for s in scores], 4),
                 f"{scores[0]['floor']:.4f}",
                 spread([s["second_moment"] for s in scores], 3),
                 "" if acceptance[0] is None else f"{np.mean(acceptance):.1%}",
@@ -135,7 +136,8 @@ def table_3(runs: dict[str, list[list[dict[str, Any]]]]) -> str:
             exact = correlated.law(lr, friction)
             rows.append(
                 [
-                    *(label, f"{lr:.3g}"),
+                    label,
+                    f"{lr:.3g}",
                     "" if friction is None else f"{friction:.3g}",
                     scientific([p["error"] for p in points]),
                     f"{exact['error']:.1e}",
