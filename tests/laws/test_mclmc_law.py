@@ -11,6 +11,7 @@ from torch import nn
 import torch_sgmcmc as sg
 from torch_sgmcmc import _C, MCLMC
 from torch_sgmcmc.core.ops import gaussian_
+from torch_sgmcmc.core.steps import record_of
 
 pytestmark = pytest.mark.full
 
@@ -432,3 +433,44 @@ def test_tuning_reaches_the_energy_error_of_a_network():
         (errors / 0.02).sum().backward()
         sampler.step()
     assert 2.5e-4 < sampler.energy_error < 1e-3
+
+
+@pytest.mark.parametrize("lr", [3e-4, 1e-3, 3e-3])
+def test_energy_errors_by_gradients_are_those_by_losses(lr):
+    """Of a tanh network: Δ(U / T) from losses at both ends of each move."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.linspace(-1, 1, 50, dtype=torch.float64)[:, None]
+    y = torch.sin(3 * x) + 0.1 * torch.randn(50, 1, generator=g)
+    shapes = ((1, 20), (1, 20), (20, 1), (1, 1))
+    starts = [torch.randn(16, *shape, generator=g) / 5**0.5 for shape in shapes]
+    w, b, v, c = params = [start.double().requires_grad_() for start in starts]
+    settings = {"num_data": 50, "prior_precision": 5.0, "num_chains": 16, "seed": 0}
+    sampler = MCLMC(params, lr, momentum=0.95, **settings)
+
+    def power():
+        """Returns each chain's u · G."""
+        terms = [
+            sampler.state[p]["direction"] * (50 * p.grad + 5 * p.detach())
+            for p in params
+        ]
+        return torch.stack([term.sum((1, 2)) for term in terms]).sum(0)
+
+    by_gradients, by_losses = [], []
+    before = departure = 0.0  # U, and its change by the gradient where a move began
+    for step in range(2000):
+        sampler.zero_grad()
+        errors = (torch.tanh(x @ w + b) @ v + c - y).square().mean((1, 2))
+        (errors / 0.02).sum().backward()
+        with torch.no_grad():
+            prior = 2.5 * sum(p.square().sum((1, 2)) for p in params)
+            energy = 2500 * errors + prior
+        move = sampler.step_size * power() / 2 if step else 0
+        known = record_of(sampler)[:, 2].clone()
+        sampler.step()
+        if step > 500:
+            error = record_of(sampler)[:, 2] - known
+            by_gradients.append(error)
+            by_losses.append(error - departure - move + energy - before)
+        departure, before = sampler.step_size * power() / 2, energy
+    one, other = (torch.stack(e).square().mean() for e in (by_gradients, by_losses))
+    assert abs(one / other - 1) < 2e-3
