@@ -234,6 +234,7 @@ class Setting:
     make: Callable[..., Any]
     by_layer: bool = False  # priors of prior_groups, in place of N(0, 1)
     tune: float = 0.0  # part of the gradients that MCLMC or HMC adapts itself in
+    eps: float = 0.0  # of pSGLD, whose burn-in learns a preconditioner; 0: none
     lr: float | None = None  # in place of its own
 
     def sampler(self, table: Table, data: Data, params: Params, **given: Any) -> Any:
@@ -250,6 +251,7 @@ class Setting:
 
 
 LEAPS = 200  # of a trajectory
+LEARNING = 0.1  # part of the gradients in which pSGLD learns a preconditioner
 mclmc = partial(sg.MCLMC, lr=4e-4, momentum=0.999)
 tuned = partial(mclmc, energy_variance=0.3)
 SAMPLERS = {
@@ -259,6 +261,11 @@ SAMPLERS = {
     "BAOA": Setting(partial(sg.BAOA, lr=1e-4, momentum=0.99)),
     "SGHMC": Setting(partial(sg.SGHMC, lr=1e-4, momentum=0.99)),
     "HMC": Setting(partial(sg.HMC, step_size=1e-3, num_steps=LEAPS), tune=0.2),
+    "MCLMC, preconditioned": Setting(mclmc, eps=0.1),
+    "BAOA, preconditioned": Setting(partial(sg.BAOA, lr=3e-4, momentum=0.99), eps=0.02),
+    "SGHMC, preconditioned": Setting(
+        partial(sg.SGHMC, lr=1e-3, momentum=0.99), eps=0.02
+    ),
 }
 
 
@@ -283,12 +290,19 @@ class Chains:
         tuned, is_hmc = round(self.setting.tune * steps), name == "HMC"
         if tuned and not is_hmc:
             given["tune_steps"] = tuned
-        make = self.setting.sampler
-        self.sampler = make(self.table, self.data, self.params, **given)
         self.batches = sg.IndependentBatchSampler(
             len(self.data.y), self.batch or 1, seed=seed
         )
         self.progress = tqdm(total=steps, desc=name, leave=False)
+        if self.setting.eps:
+            learn = partial(sg.PSGLD, lr=1e-5, decay=0.999, eps=self.setting.eps)
+            self.begin(
+                replace(self.setting, make=learn, lr=None), gamma=False, seed=seed
+            )
+            while self.gradients < LEARNING * steps:
+                self.sampler.step(self.closure)
+            given["preconditioner"] = self.sampler
+        self.begin(self.setting, **given)
         if is_hmc:
             self.sampler.warmup(self.closure, tuned // (LEAPS + 1), progress=False)
         burn_in, kept = BURN_IN * steps, 0
@@ -298,6 +312,10 @@ class Chains:
                 self.keep()
                 kept += 1
         self.progress.close()
+
+    def begin(self, setting: Setting, **given: Any) -> None:
+        """Makes a sampler."""
+        self.sampler = setting.sampler(self.table, self.data, self.params, **given)
 
     def closure(self) -> Tensor:
         """Computes the losses of all rows or of minibatches, with their gradients."""
@@ -387,8 +405,14 @@ def results(
 # ---- Output --------------------------------------------------------------------------
 
 COLUMNS = {
-    **{"RMSE": ".4f", "NLL": ".3f", "mixture": ".3f", "gradients": ",.0f"},
-    **{"seconds": ",.0f", "T_conf": ".2f", "R-hat": ".2f", "R-hat, 90 %": ".2f"},
+    "RMSE": ".4f",
+    "NLL": ".3f",
+    "mixture": ".3f",
+    "gradients": ",.0f",
+    "seconds": ",.0f",
+    "T_conf": ".2f",
+    "R-hat": ".2f",
+    "R-hat, 90 %": ".2f",
 }
 
 

@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <array>
 #include <sstream>
 
 #include "host/parameters.h"
@@ -162,13 +163,12 @@ void CheckFit(const char* op, const Argument& first, size_t i, ScalarType dtype,
   const Tensor& t = a.tensors[place];
   if (a.role == Role::kChainNumbers) {
     if (Type(t) == ScalarType::Double && t.dim() == 2 && t.is_contiguous() &&
-        t.size(0) == num_chains.value_or(1)) {
+        t.size(0) == num_chains.value_or(1) && t.size(1) == kNumbersOfChain) {
       return;
     }
     Fail(op, Where(a.name, place), " has ", Name(Type(t)), " and shape ",
-         Shape(t.sizes()),
-         ", expected contiguous float64 with a row for each of ",
-         num_chains.value_or(1), " chains");
+         Shape(t.sizes()), ", expected contiguous float64 of shape ",
+         Shape(std::array{num_chains.value_or(1), kNumbersOfChain}));
   }
   const ScalarType want =
       IsInArithmeticType(a.role) ? ArithmeticType(dtype) : dtype;

@@ -7,6 +7,7 @@
 #include <limits>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "host/settings.h"
@@ -34,6 +35,11 @@ at::Tensor SumsOf(const TensorLists& lists, int64_t chains) {
   return mclmc_sums(lists.grads, positions, lists.state[0], lists.state[1], {},
                     options.num_data(), options.prior_precision(), chains,
                     options.prior_mean(), MeansOf(lists.prior_means));
+}
+
+// Of a step's move in one coordinate: eps^2 / d.
+double VarianceOf(const OptionValues& options) {
+  return options.lr() * options.temperature() / options.num_data();
 }
 
 class MCLMCImpl : public SamplerImpl {
@@ -79,6 +85,10 @@ class MCLMCImpl : public SamplerImpl {
   }
 
  private:
+  // Forgets the energy of a move that began with another target, and the record
+  // of another dimension.
+  void check_target(const std::vector<TensorLists>& lists);
+
   // By the parameter's TensorImpl.
   std::unordered_map<const void*, at::Tensor> noise_;
   // The chains' records of energy errors, before and after the step
@@ -86,7 +96,26 @@ class MCLMCImpl : public SamplerImpl {
   at::Tensor energy_;
   at::Tensor next_;
   int64_t dimension_ = 0;
+  std::vector<double> target_;
 };
+
+void MCLMCImpl::check_target(const std::vector<TensorLists>& lists) {
+  std::vector<double> target{static_cast<double>(dimension_)};
+  for (const TensorLists& each : lists) {
+    const OptionValues& options = *each.options;
+    target.insert(target.end(),
+                  {options.num_data(), options.temperature(),
+                   options.prior_precision(), options.prior_mean()});
+  }
+  if (energy_.defined() && target != target_) {
+    if (target[0] != target_[0]) {
+      energy_.reset();
+    } else {
+      energy_.select(1, 0).fill_(std::numeric_limits<double>::quiet_NaN());
+    }
+  }
+  target_ = std::move(target);
+}
 
 void MCLMCImpl::prepare(TensorLists& lists) {
   Tensors fresh;
@@ -110,9 +139,9 @@ void MCLMCImpl::prepare(TensorLists& lists) {
   }
   if (fresh.empty()) return;
   const NoiseKey key = KeyOf(lists);
-  gaussian_(fresh, /*std=*/1.0, offsets, key.seed, key.step,
-            static_cast<int64_t>(Purpose::kRefreshment), key.device_step,
-            /*rows=*/std::nullopt, key.num_chains);
+  gaussian_(fresh, std::sqrt(VarianceOf(*lists.options)), offsets, key.seed,
+            key.step, static_cast<int64_t>(Purpose::kRefreshment),
+            key.device_step, /*rows=*/std::nullopt, key.num_chains);
 }
 
 void MCLMCImpl::prepare_all(std::vector<TensorLists>& lists) {
@@ -139,16 +168,16 @@ void MCLMCImpl::prepare_all(std::vector<TensorLists>& lists) {
         "MCLMC got a gradient of 1 element (must be at least 2: the direction "
         "is a unit vector, and d - 1 divides)");
   }
+  check_target(lists);
   if (!energy_.defined() || energy_.size(0) != chains) {
     energy_ = at::zeros({chains, kEnergyNumbers}, sums.options());
     energy_.select(1, 0).fill_(std::numeric_limits<double>::quiet_NaN());
   }
   energy_ = energy_.to(sums.device());
-  const double variance =
-      options.lr() * options.temperature() / options.num_data();
   at::Tensor turn;
   std::tie(turn, next_) = mclmc_turn(
-      sums, energy_, std::sqrt(variance * static_cast<double>(dimension_)),
+      sums, energy_,
+      std::sqrt(VarianceOf(options) * static_cast<double>(dimension_)),
       options.number("momentum"), dimension_,
       options.num_data() / options.temperature());
   for (TensorLists& each : lists) {

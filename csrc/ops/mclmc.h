@@ -8,9 +8,11 @@
 //   turn(u)
 //   move       theta <- theta + eps s u
 //
-// with s = sqrt(preconditioner), or 1, and s G for G. All three changes of u
-// are combinations of u, G and z, so a step needs the products of these
-// (mclmc_sums), the factors of the combination (mclmc_turn), and one update.
+// with s = sqrt(preconditioner), or 1, and s G for G. The first turn ends the
+// step before, and has its eps: the state is eps u, so its norm is that eps.
+// All three changes of u are combinations of u, G and z, so a step needs the
+// products of these (mclmc_sums), the factors of the combination (mclmc_turn),
+// and one update.
 #pragma once
 
 #include <array>
@@ -83,8 +85,9 @@ struct MCLMCSums {
   }
 };
 
-// What mclmc_turn returns for a chain: factors of u, g and z, and eps.
-constexpr int64_t kTurnNumbers = 4;
+// What mclmc_turn returns for a chain: factors of the state, g and z in u, and
+// eps.
+constexpr int64_t kTurnNumbers = kNumbersOfChain;
 // A chain's record of energy errors: the part of the next one that is known,
 // and the number, sum and sum of squares of the errors.
 constexpr int64_t kEnergyNumbers = 4;
@@ -140,30 +143,33 @@ SG_HOST_DEVICE inline void TurnChain(const TurnNumbers& n, const double* of,
   const double gg = sums[0];
   const double uu = sums[2];
   const double g_norm = sqrt(gg);
-  const double u_norm = sqrt(uu);
+  const double u_norm = sqrt(uu);  // eps of the step before
   const double size = n.scale * g_norm;
   const bool turns = g_norm > 0;
   // e = -g / |g|.
   const double to_e = turns ? -1 / g_norm : 0;
-  const Products products{sums[1] * to_e / u_norm, sums[3] / u_norm,
-                          sums[4] * to_e, sums[5]};
-  const double t = turns ? n.step_size * size / (2 * (n.dimension - 1)) : 0;
+  // A step of such a size that all elements were rounded to 0 leaves no u.
+  const bool has_u = uu > 0;
+  const double to_u = has_u ? 1 / u_norm : 0;
+  const Products products{sums[1] * to_e * to_u, sums[3] * to_u, sums[4] * to_e,
+                          sums[5]};
+  const double t = turns ? size / (2 * (n.dimension - 1)) : 0;
   double second = 0;  // turn of the step before
   double first = 0;
-  Combination u{1, 0, 0};
+  Combination u{has_u ? 1.0 : 0.0, 0, has_u ? 0.0 : 1 / sqrt(sums[5])};
   const double arrival = -products.ue * size;  // u . G
-  if (turns) u = products.Turned(u, t, &second);
+  if (turns) u = products.Turned(u, u_norm * t, &second);
   const double fresh = sqrt((1 - n.momentum) * (1 + n.momentum) / n.dimension);
   u = products.Unit(
       {n.momentum * u.x, n.momentum * u.y, n.momentum * u.w + fresh});
-  if (turns) u = products.Turned(u, t, &first);
+  if (turns) u = products.Turned(u, n.step_size * t, &first);
   const double departure = -products.Dot(u, {0, 1, 0}) * size;
-  turn[0] = u.x / u_norm;
+  turn[0] = u.x * to_u;
   turn[1] = u.y * to_e;
   turn[2] = u.w;
   turn[3] = n.step_size;
   const double error =
-      before[0] + n.step_size * arrival / 2 + (n.dimension - 1) * second;
+      before[0] + u_norm * arrival / 2 + (n.dimension - 1) * second;
   const double next = n.step_size * departure / 2 + (n.dimension - 1) * first;
   for (int64_t i = 0; i < kEnergyNumbers; ++i) energy[i] = before[i];
   energy[0] = next;
@@ -174,31 +180,31 @@ SG_HOST_DEVICE inline void TurnChain(const TurnNumbers& n, const double* of,
   }
 }
 
-// Arrays: theta, grad, u, z, the turn's numbers, preconditioner, mu.
+// Arrays: theta, grad, eps u, z, the turn's numbers, preconditioner, mu.
 template <class Real, bool is_scaled>
 class MCLMCMove : public PosteriorGradient<Real> {
  public:
   static constexpr size_t kChainNumbers = 4;  // the list of the numbers
-  static constexpr int64_t kNumbers = kTurnNumbers;
 
   explicit MCLMCMove(const auto& number) : PosteriorGradient<Real>(number) {}
 
   SG_INLINE void Take(const double* turn) {
-    for (int i = 0; i < kNumbers; ++i) turn_[i] = static_cast<Real>(turn[i]);
+    for (int i = 0; i < kTurnNumbers; ++i)
+      turn_[i] = static_cast<Real>(turn[i]);
   }
 
  protected:
   SG_INLINE void Move(Real& theta, Real grad, Real& u, Real z, Real mean,
                       [[maybe_unused]] Real preconditioner) const {
-    Real g = this->Gradient(theta, mean, grad);
-    Real far = turn_[3];
+    const Real g = this->Gradient(theta, mean, grad);
     if constexpr (is_scaled) {
       const Real s = SquareRoot(preconditioner);
-      g = g * s;
-      far = far * s;
+      u = turn_[3] * Fma(turn_[0], u, Fma(turn_[1], g * s, turn_[2] * z));
+      theta = Fma(s, u, theta);
+    } else {
+      u = turn_[3] * Fma(turn_[0], u, Fma(turn_[1], g, turn_[2] * z));
+      theta = theta + u;
     }
-    u = Fma(turn_[0], u, Fma(turn_[1], g, turn_[2] * z));
-    theta = Fma(far, u, theta);
   }
 
  private:

@@ -32,9 +32,11 @@ enum class Role {
   kGradient,      // read only, in the parameter's type
   kState,         // read and written, in the arithmetic type
   kStatistic,     // read only, in the arithmetic type
-  kChainNumbers,  // float64, a row for each chain, the same for all parameters
+  kChainNumbers,  // float64 [chains, kNumbersOfChain], of all parameters
   kPriorMean      // as kStatistic; may be absent, and is then one number
 };
+
+constexpr int64_t kNumbersOfChain = 4;
 
 constexpr bool IsWritten(Role role) {
   return role == Role::kParameter || role == Role::kMaster ||
@@ -105,7 +107,7 @@ SG_INLINE Update OfChain(const Update& update,
   Update own = update;
   if constexpr (requires { Update::kChainNumbers; }) {
     own.Take(static_cast<const double*>(data[Update::kChainNumbers]) +
-             chain * Update::kNumbers);
+             chain * kNumbersOfChain);
   }
   return own;
 }

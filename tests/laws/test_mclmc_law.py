@@ -50,8 +50,8 @@ class Recursion:
         self.nu = math.sqrt(math.expm1(2 * self.step_size / length) / d)
         self.errors = []
 
-    def half(self):
-        self.u, kinetic = turned(self.u, self.g, self.step_size / 2)
+    def half(self, part=1):
+        self.u, kinetic = turned(self.u, self.g, part * self.step_size / 2)
         return kinetic
 
     def step(self, z):
@@ -102,7 +102,9 @@ def test_recursion():
 
     theta = torch.cat([p.detach() for p in params]).numpy()
     twin = Recursion(theta, noise(sampler, _C.Purpose.REFRESHMENT, 0), gradient)
-    twin.half()  # the sampler's first step begins with the turn of the step before
+    # The sampler's first step begins with the turn of a step of random length.
+    start = noise(sampler, _C.Purpose.REFRESHMENT, 0)
+    twin.half(np.linalg.norm(start) / math.sqrt(len(start)))
     for step in range(100):
         set_gradients(params)
         sampler.step()
@@ -111,7 +113,7 @@ def test_recursion():
         # The twin has turned for the next step already.
         np.testing.assert_allclose(theta, twin.theta, rtol=1e-9, atol=1e-12)
     u = torch.cat([sampler.state[p]["direction"] for p in params])
-    assert float(u.norm()) == pytest.approx(1, abs=1e-12)
+    assert float(u.norm()) == pytest.approx(twin.step_size, rel=1e-12)
     # The last error awaits the next gradient.
     expected = np.mean(np.square(twin.errors[:-1])) / sum(SIZES)
     assert sampler.energy_error == pytest.approx(expected, rel=1e-6)
@@ -227,6 +229,68 @@ def test_tuning_reaches_the_energy_error(condition):
     assert 2.5e-4 < sampler.energy_error < 1e-3
     assert sampler.param_groups[0]["tuning"] == []
     assert "mean" not in sampler.state[sampler.param_groups[0]["params"][0]]
+
+
+@pytest.mark.parametrize("d", [3000, 30_000])
+def test_tuning_in_many_dimensions(d):
+    """Each move is turned at both ends by its own ε, which tuning changes."""
+    p = nn.Parameter(torch.randn(d, generator=torch.Generator().manual_seed(5)))
+    sampler = MCLMC([p], 1e-3, num_data=1.0, tune_steps=1000, seed=2)
+    for _ in range(1100):
+        p.grad = p.detach().clone()
+        sampler.step()
+    assert 2.5e-4 < sampler.energy_error < 1e-3
+
+
+@pytest.mark.default
+def test_energy_errors_after_changes():
+    """Stays that of a new record when lr, T, N, a prior or the dimension changes."""
+    d = 2000
+    g = torch.Generator().manual_seed(5)
+    p, other = (nn.Parameter(torch.randn(n, generator=g)) for n in (d, 3 * d))
+    sampler = MCLMC([p], 0.3, 0.6, num_data=1.0, seed=2)
+
+    def error():
+        for _ in range(40):
+            for each in sampler.param_groups:
+                for q in each["params"]:
+                    q.grad = q.detach().clone()
+            sampler.step()
+        return sampler.energy_error
+
+    first, record = error(), record_of(sampler)
+    count = float(record[0, 1])
+    assert 1e-4 < first < 1e-3 and count == 39
+    for key, value in (("lr", 0.2), ("lr", 0.01), ("lr", 0.3), ("temperature", 1.1)):
+        sampler.param_groups[0][key] = value
+        assert error() < 2 * first, key
+    for key, value in (("num_data", 1.1), ("prior_precision", 0.1)):
+        sampler.param_groups[0][key] = value
+        assert error() < 2 * first, key
+    sampler.add_param_group({"params": [other], "prior_precision": 0.1})
+    # A new direction is not in equilibrium: 8,000 new elements begin alike.
+    assert error() < 4 * first
+    assert float(record_of(sampler)[0, 1]) == 39
+
+
+@pytest.mark.default
+@pytest.mark.parametrize("offset", [10.0, 100.0])
+def test_tuned_length_far_from_zero(offset):
+    """Is that near 0, in fp32 where θ is 10⁵ times as large as its spread."""
+
+    def momentum(at):
+        k = torch.logspace(-1, 1, 50)
+        p = nn.Parameter(at + 1e-3 * torch.randn(50, generator=g()))
+        sampler = MCLMC([p], 0.02, num_data=1e6, tune_steps=600, seed=1)
+        for _ in range(600):
+            p.grad = (p.detach() - at) * k
+            sampler.step()
+        return sampler.param_groups[0]["momentum"]
+
+    def g():
+        return torch.Generator().manual_seed(0)
+
+    assert momentum(offset) == pytest.approx(momentum(0.0), abs=0.02)
 
 
 def test_tuned_length():
@@ -437,7 +501,7 @@ def test_tuning_reaches_the_energy_error_of_a_network():
 
 @pytest.mark.parametrize("lr", [3e-4, 1e-3, 3e-3])
 def test_energy_errors_by_gradients_are_those_by_losses(lr):
-    """Of a tanh network: Δ(U / T) from losses at both ends of each move."""
+    """Agrees for a tanh network: Δ(U / T) from losses at both ends of each move."""
     g = torch.Generator().manual_seed(0)
     x = torch.linspace(-1, 1, 50, dtype=torch.float64)[:, None]
     y = torch.sin(3 * x) + 0.1 * torch.randn(50, 1, generator=g)
@@ -448,7 +512,7 @@ def test_energy_errors_by_gradients_are_those_by_losses(lr):
     sampler = MCLMC(params, lr, momentum=0.95, **settings)
 
     def power():
-        """Returns each chain's u · G."""
+        """Returns each chain's ε u · G."""
         terms = [
             sampler.state[p]["direction"] * (50 * p.grad + 5 * p.detach())
             for p in params
@@ -464,13 +528,13 @@ def test_energy_errors_by_gradients_are_those_by_losses(lr):
         with torch.no_grad():
             prior = 2.5 * sum(p.square().sum((1, 2)) for p in params)
             energy = 2500 * errors + prior
-        move = sampler.step_size * power() / 2 if step else 0
+        move = power() / 2 if step else 0
         known = record_of(sampler)[:, 2].clone()
         sampler.step()
         if step > 500:
             error = record_of(sampler)[:, 2] - known
             by_gradients.append(error)
             by_losses.append(error - departure - move + energy - before)
-        departure, before = sampler.step_size * power() / 2, energy
+        departure, before = power() / 2, energy
     one, other = (torch.stack(e).square().mean() for e in (by_gradients, by_losses))
     assert abs(one / other - 1) < 2e-3

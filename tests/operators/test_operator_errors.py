@@ -405,12 +405,13 @@ def test_lists_that_may_be_skipped_but_not_in_part(op, name):
         (torch.zeros(2, 4).double(), "float64 and shape [2, 4]"),
         (torch.zeros(4).double(), "float64 and shape [4]"),
         (torch.zeros(1, 8).double()[:, ::2], None),
+        (torch.zeros(1, 3).double(), "float64 and shape [1, 3]"),
     ],
 )
 def test_numbers_of_chains(turn, has):
     lists = make_lists("mclmc_step_")
     lists["turns"] = [turn, turn]
-    wanted = "expected contiguous float64 with a row for each of 1 chains"
+    wanted = "expected contiguous float64 of shape [1, 4]"
     has = has or "float64 and shape [1, 4]"
     check("mclmc_step_", lists, f"turns[0] has {has}, {wanted}")
 

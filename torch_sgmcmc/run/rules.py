@@ -160,8 +160,8 @@ def _mclmc(
     c: Any, theta: Tensor, g: Tensor, _: Tensor, xi: Tensor, u: Tensor
 ) -> tuple[Tensor, ...]:
     of_u, of_g, of_xi, step_size = c
-    u = of_u * u + of_g * g + of_xi * xi
-    return theta + step_size * u, u
+    u = step_size * (of_u * u + of_g * g + of_xi * xi)
+    return theta + u, u
 
 
 _RULES = {

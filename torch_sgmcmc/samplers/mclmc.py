@@ -37,6 +37,8 @@ from torch_sgmcmc.samplers.mclmc_tuning import MEANS, Tuning
 # A chain's record of energy errors (csrc/ops/mclmc.h): the known part of the next one,
 # NaN before the first step, and the number, sum and sum of squares of the errors.
 _NO_ERRORS = (math.nan, 0.0, 0.0, 0.0)
+# Settings of a group that change U / T.
+_TARGET = ("num_data", "temperature", "prior_precision", "prior_mean")
 
 
 class MCLMC(Sampler):
@@ -60,8 +62,8 @@ class MCLMC(Sampler):
         u &\leftarrow \mathrm{turn}(u), \\
         \theta &\leftarrow \theta + \epsilon u.
 
-    The first turn belongs to the step before: the integrator is turn, move, turn,
-    refresh, with one gradient a step.
+    The first turn belongs to the step before, and has its :math:`\epsilon`: the
+    integrator is turn, move, turn, refresh, with one gradient a step.
 
     **Target density.** :math:`\pi(\theta) \propto \exp(-U(\theta)/T)` with :math:`U =
     -\sum_{i=1}^N \log p(x_i | \theta) + \lambda \|\theta - \mu\|^2 / 2`, up to an error
@@ -106,7 +108,7 @@ class MCLMC(Sampler):
 
     State:
         * ``direction`` (shape of the parameter; fp64 for fp64 parameters, else fp32):
-          u. Starts uniform on the sphere.
+          ε u, the last move. Starts in any direction.
         * ``preconditioner`` (same shape and dtype): A, only if given.
         * ``mean`` and ``batch_mean`` (same shape and dtype), in the second half of
           tuning only: means of θ since the quarter's start, and of the batch in
@@ -195,11 +197,11 @@ class MCLMC(Sampler):
     def energy_error(self) -> float:
         """The mean square of a step's energy error, per dimension.
 
-        Over the steps since tuning, construction or loading, and over all chains; NaN
-        during tuning and before the second step. The bias of the chain grows with it:
-        5e-4 is the usual target. The error is Δ(U / T), by gradients at both ends of a
-        move, plus the change of the kinetic energy. With minibatches it contains their
-        noise.
+        Over the steps since tuning, construction, loading or a change of d, and over
+        all chains; NaN during tuning and before the second step. The bias of the chain
+        grows with it: 5e-4 is the usual target. The error is Δ(U / T), by gradients at
+        both ends of a move, plus the change of the kinetic energy. With minibatches it
+        contains their noise.
         """
         energy = self._scratch.energy
         if energy is None:
@@ -250,7 +252,10 @@ class MCLMC(Sampler):
         return bool(group["tuning"]) or context_of(self).rng.steps < group["tune_steps"]
 
     def _record(self) -> Tensor:
-        chains = context_of(self).num_chains or 1
+        context = context_of(self)
+        sizes = [context.numel(p) for p in context.params if p.requires_grad]
+        self._scratch.check_target(sum(sizes), context.groups)
+        chains = context.num_chains or 1
         return self._scratch.energy_on(torch.device("cpu"), chains, [])
 
     def _prepare(self, context: StepContext, work: TensorLists) -> list[list[Tensor]]:
@@ -262,7 +267,7 @@ class MCLMC(Sampler):
             drawn = [blank(params[i], "direction")["direction"] for i in new]
             context.placement.updating(gaussian_)(
                 drawn,
-                std=1.0,
+                std=_step_size(group, 1),
                 offsets=[offsets[i] for i in new],
                 purpose=_C.Purpose.REFRESHMENT,
                 **context.noise(),
@@ -335,7 +340,7 @@ class MCLMC(Sampler):
             )
         total = torch.cat([each.to(sums[0].device) for each in sums])
         dimension = sum(context.numel(p) for lists in work for p in lists.params)
-        scratch.dimension = dimension
+        scratch.check_target(dimension, context.groups)
         turn, energy = mclmc_turn(
             total,
             scratch.energy_on(total.device, chains, Tuning.carried(first["tuning"])),
@@ -380,6 +385,7 @@ class _Scratch:
         self.turns: dict[torch.device, Tensor] = {}
         self.energy: Tensor | None = None
         self.dimension = 0
+        self._target: list[Any] = []
 
     def noise_of(self, p: Tensor) -> Tensor:
         """Returns memory for a parameter's noise."""
@@ -409,6 +415,18 @@ class _Scratch:
         if self.energy.device != device:
             self.energy = self.energy.to(device)
         return self.energy
+
+    def check_target(self, dimension: int, groups: list[dict[str, Any]]) -> None:
+        """Forgets the energy of a move that began with another target.
+
+        With another dimension the record begins again.
+        """
+        target = [[group[name] for name in _TARGET] for group in groups]
+        if self.dimension not in (0, dimension):
+            self.energy = None
+        elif self._target not in ([], target) and self.energy is not None:
+            self.energy[:, 0] = math.nan
+        self.dimension, self._target = dimension, target
 
     def keep(self, energy: Tensor) -> None:
         """Keeps the record of a step, unless a device has skipped it."""

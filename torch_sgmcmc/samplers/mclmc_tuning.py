@@ -30,8 +30,9 @@ class Tuning:
 
     The state is a list of floats: the sums of weights and of weighted errors, L (0
     before it is known), and of the present quarter its number, its observed steps and
-    elements, the sums of ‖θ‖² and of the batch means' squares, and the number of
-    batches; then each chain's known part of the next energy error.
+    elements, the sums of squared distances of θ, and of the batch means, from their
+    means, and the number of batches; then each chain's known part of the next energy
+    error.
 
     Args:
         step: the number of the step, from 1.
@@ -102,12 +103,12 @@ class Tuning:
             since = self._step - (self._total - 2 * length)
             quarter = max(0, -(-since // length))
             if quarter != self._quarter:
-                self._end_quarter(context, params)
+                self._end_quarter()
                 self._quarter, self._count = quarter, 0
             if quarter > 0:
                 self._observe(context, params)
         if self._step >= self._total:
-            self._end_quarter(context, params)
+            self._end_quarter()
         if self._length > 0:
             momentum = math.exp(-math.sqrt(self.lr * self._unit) / self._length)
             self.momentum = min(momentum, _MOST_MOMENTUM)
@@ -147,28 +148,34 @@ class Tuning:
         in_batch = (self._count - 1) % length + 1
         average = context.placement.without_noise(running_mean_)
         positions = [_positions(context, some) for some in params]
+        if self._count > 1:
+            square = _square(context, params, positions)
+            self._squares += (self._count - 1) / self._count * square
         for some, own in zip(params, positions, strict=True):
             for key, count in zip(MEANS, (self._count, in_batch), strict=True):
                 means = [context.state[p][key] for p in some]
                 average(own, means, weight=1.0 / count)
-        self._squares += _square(context, params, positions)
         if in_batch == length:
-            self._batch_squares += _square(context, params, _means(context, params, 1))
             self._batches += 1
+            if (count := self._batches) > 1:
+                own = [
+                    [context.state[p]["batch_mean"] for p in some] for some in params
+                ]
+                square = _square(context, params, own)
+                self._batch_squares += count / (count - 1) * square
 
-    def _end_quarter(self, context: StepContext, params: list[list[Tensor]]) -> None:
+    def _end_quarter(self) -> None:
         """Sets L from the spread of θ, in the last quarter from autocorrelation."""
         batches = self._batches
         if self._quarter == 0 or batches < 2 or self._elements != self._dimension:
             return
-        square = _square(context, params, _means(context, params, 0))
-        spread = self._squares / self._count - square
+        spread = self._squares / self._count
         if not spread > 0:
             return
         if self._quarter == 1:
             self._length = math.sqrt(spread / self._chains)
             return
-        between = (self._batch_squares / batches - square) * batches / (batches - 1)
+        between = self._batch_squares / (batches - 1)
         # Steps for one independent draw: the variance of a mean of `length` steps is
         # this number's part 1 / length of that of θ.
         length = self._total // 4 // _BATCHES
@@ -188,20 +195,16 @@ def _positions(context: StepContext, params: list[Tensor]) -> list[Tensor]:
     ]
 
 
-def _means(
-    context: StepContext, params: list[list[Tensor]], which: int
-) -> list[list[Tensor]]:
-    return [[context.state[p][MEANS[which]] for p in some] for some in params]
-
-
 def _square(
     context: StepContext, params: list[list[Tensor]], tensors: list[list[Tensor]]
 ) -> float:
-    """Returns the sum of the squares of all elements, on all ranks."""
+    """Returns the squared distance of all tensors from the means, on all ranks."""
     total = 0.0
     for some, own in zip(params, tensors, strict=True):
+        means = [context.state[p][MEANS[0]] for p in some]
+        distances = [x.detach() - y for x, y in zip(own, means, strict=True)]
         # Of whole parameters, or of the shards of these.
-        for found in context.placement.sums(_sum_of_second, some, own):
+        for found in context.placement.sums(_sum_of_second, some, distances):
             total += float(found)
     return total
 

@@ -34,7 +34,7 @@ class TORCH_SGMCMC_API MCLMCOptions : public ManyChainsOf<MCLMCOptions> {
 /// Python also finds lr and momentum; a state dict of unfinished tuning is
 /// refused.
 ///
-/// State: "direction".
+/// State: "direction", ε u.
 ///
 /// Reference: J. Robnik, G. B. De Luca, E. Silverstein and U. Seljak,
 /// Microcanonical Hamiltonian Monte Carlo, JMLR 2023.
