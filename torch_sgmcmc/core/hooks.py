@@ -129,6 +129,13 @@ class Hooks(Optimizer):
         """Returns what steps record of each chain, which a compiled block updates."""
         return None
 
+    def _kept_record(self) -> Tensor | None:
+        """Returns the record so far; None before the first."""
+        return None
+
+    def _keep_record(self, record: Tensor | None) -> None:
+        """Continues a record; None begins a new one."""
+
     def _is_repeated(self, group: dict[str, Any]) -> bool:
         """Returns whether a plan holds for further steps of a group."""
         return not self._uses_gradients(group)

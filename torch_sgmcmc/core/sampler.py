@@ -122,9 +122,10 @@ class Sampler(Hooks):
     the constructor or of a group, is μ: one number, or a tensor for each parameter of
     the group, of its shape. A single parameter can be given its tensor alone; with
     several groups each needs its own tensors. ``prior_mean=model.parameters()``
-    localises a chain around its start. Tensors are copied in the type of the arithmetic
-    and become state, ``state[p]["prior_mean"]``, which overrides the number
-    ``group["prior_mean"]``.
+    localises a chain around the parameters that the model has when the sampler is made
+    (with :func:`sample`, before ``start`` and ``optimizer``). Tensors are copied in the
+    type of the arithmetic and become state, ``state[p]["prior_mean"]``, which overrides
+    the number ``group["prior_mean"]``.
 
     Args:
         params: parameters, param groups, or named parameters, as for every torch

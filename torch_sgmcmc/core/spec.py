@@ -66,6 +66,8 @@ class Traits(NamedTuple):
     pull: Callable[[float], float] | None = None
     #: The part of T_kin that is of minibatches has a closed form.
     has_known_heat: bool = False
+    #: Its steps have one length, so that it cannot diverge.
+    has_bounded_steps: bool = False
     #: The gradients of its steps are biased by design.
     is_biased: bool = False
     #: It accepts or rejects proposals, and its warm-up sets the step size by that.

@@ -7,6 +7,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+)
 
 from torch_sgmcmc.core.context import (
     StepContext,
@@ -320,6 +324,17 @@ def record_of(sampler: Optimizer) -> Tensor | None:
     return _sampler(sampler)._record()
 
 
+def kept_record_of(sampler: Optimizer) -> Tensor | None:
+    """Returns the record so far; None before the first."""
+    return _sampler(sampler)._kept_record()
+
+
+def keep_record(sampler: Optimizer, record: Tensor | None) -> None:
+    """Continues a record; None begins a new one."""
+    _sampler(sampler)._keep_record(record)
+
+
 def has_hooks(sampler: Optimizer) -> bool:
     """Returns whether hooks are called before or after the steps."""
-    return bool(sampler._optimizer_step_pre_hooks or sampler._optimizer_step_post_hooks)
+    own = sampler._optimizer_step_pre_hooks or sampler._optimizer_step_post_hooks
+    return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch_sgmcmc.core.context import kind_of
 from torch_sgmcmc.core.preconditioner import with_relaxation
 from torch_sgmcmc.core.sampler import Sampler
+from torch_sgmcmc.core.steps import keep_record, kept_record_of
 from torch_sgmcmc.core.utils import BatchMeans
 from torch_sgmcmc.diagnostics.temperature_sums import names_of
 from torch_sgmcmc.diagnostics.temperatures import (
@@ -115,7 +116,8 @@ class RunRecorder:
             self._losses.add(loss)
 
     def end_burn_in(self) -> None:
-        """Deletes the temperatures so far."""
+        """Deletes the temperatures and the energy errors so far."""
+        keep_record(self._sampler, None)
         if self._monitor is not None:
             self._monitor.reset()
 
@@ -130,6 +132,7 @@ class RunRecorder:
             "monitor": self._monitor and self._monitor.state_dict(),
             "losses": self._losses.state,
             "temperature": self.temperature,
+            "energy": kept_record_of(self._sampler),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -138,6 +141,8 @@ class RunRecorder:
             self._monitor.load_state_dict(state_dict["monitor"])
         self._losses = Trace(state_dict["losses"])
         self.temperature = state_dict["temperature"]
+        if (energy := state_dict.get("energy")) is not None:
+            keep_record(self._sampler, energy)
 
     def record(self) -> RunRecord:
         """Returns the record of the run so far."""

@@ -21,6 +21,7 @@ from torch.utils.data import (
 from torch_sgmcmc.core.parameters import kept_gradients
 from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import Takes, traits_of
+from torch_sgmcmc.core.steps import is_adapting
 from torch_sgmcmc.core.utils import Snapshot, length_of, rows_of, tensors_in
 from torch_sgmcmc.data import kept_generators
 
@@ -102,11 +103,17 @@ _TEXTS = {
     "dependent minibatches/HMC": "HMC needs the potential of all data, and the loader "
     "has minibatches: its acceptance compares different potentials. Use one batch of "
     "all data, or SGHMC.",
+    "dependent minibatches/tuning": "tune_steps needs the gradient of all data in each "
+    "step, and the loader has minibatches, whose noise looks like an energy error. Use "
+    "one batch of all data, or give lr and momentum.",
     "weighted data": "WeightedRandomSampler draws some data more often than others: "
     "the chain samples the posterior of repeated data. Use shuffle=True.",
     "data order": "The loader does not shuffle, and {what}. Set shuffle=True.",
     "unstable": "lr {lr:.3g} is beyond {limit:.2g}, the limit at the largest "
     "curvature, {curvature:.3g}: the chain diverges. Start with {begin:.1g}.",
+    "unstable/bounded": "lr {lr:.3g} is beyond {limit:.2g}, the limit at the largest "
+    "curvature, {curvature:.3g}: along it the chain does not sample the posterior. "
+    "Start with {begin:.1g}, or tune_steps.",
     "above T": "Minibatches raise the chain's temperature: {text} (reported from "
     "{mean:g} on average, {tensor:g} in a tensor). The excess falls with "
     "lr / (1 - momentum). Start with lr = {lr:.1g}, or use {size}.",
@@ -335,6 +342,8 @@ class Loader:
         takes = traits_of(sampler).takes
         if takes is Takes.POTENTIAL:
             yield issue("dependent minibatches/HMC")
+        if is_adapting(sampler):
+            yield issue("dependent minibatches/tuning")
         is_shuffled = isinstance(indices, RandomSampler) and not indices.replacement
         if takes is Takes.EXAMPLES and (is_shuffled or self.is_in_order):
             yield issue("dependent minibatches")

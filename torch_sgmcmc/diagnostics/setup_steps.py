@@ -17,6 +17,7 @@ from torch_sgmcmc.core.preconditioner import with_relaxation
 from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import Motion, traits_of
 from torch_sgmcmc.core.state import is_preconditioned
+from torch_sgmcmc.core.steps import is_adapting
 from torch_sgmcmc.data import one_gradient_a_step
 from torch_sgmcmc.diagnostics import setup_gradients as gradients
 from torch_sgmcmc.diagnostics import setup_issues as issues
@@ -247,9 +248,12 @@ def _check_curvature(run: Run, of: Curvature) -> None:
         )
     if math.isnan(largest) and curvature > 0:
         run.unknown.append(f"the largest stable lr of {_settings(run)}")
-    if lr > largest:
+    if is_adapting(run.sampler):
+        run.unknown.append(f"the lr of {_settings(run)} (tune_steps sets it)")
+    elif lr > largest:
         values = {"limit": largest, "curvature": curvature, "begin": largest / 4}
-        run.add("unstable", lr=lr, **values)
+        bounded = traits_of(run.sampler).has_bounded_steps
+        run.add("unstable/bounded" if bounded else "unstable", lr=lr, **values)
 
 
 def _curvature_by_group(run: Run, of: Curvature) -> Iterator[float]:
@@ -408,7 +412,7 @@ def check_relaxation(run: Run, num_steps: int | None, is_prior: bool) -> None:
     elif any(group["prior_precision"] == 0 for group in groups):
         run.unknown.append("the relaxation (no prior in the sampler)")
     finite = {i: steps for i, steps in enumerate(found) if math.isfinite(steps)}
-    if not num_steps or not finite or is_prior:
+    if not num_steps or not finite or is_prior or is_adapting(run.sampler):
         return
     slowest = max(finite, key=finite.__getitem__)
     steps, needed = finite[slowest], 3 * finite[slowest]

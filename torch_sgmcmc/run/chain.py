@@ -477,6 +477,7 @@ class _Run:
         if traits_of(self._sampler).is_path:  # counts samples, not steps
             return
         given = self._settings.collecting
+        starts.check_tuning(self._sampler, given["burn_in"], bool(self._schedules))
         count, phases = self._steps, ""
         for schedule in self._schedules:
             if isinstance(schedule, CyclicalSchedule):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -23,6 +24,7 @@ from torch_sgmcmc.core.hyperparams import check_function, check_integer
 from torch_sgmcmc.core.sampler import Sampler, check_sampler
 from torch_sgmcmc.core.spec import traits_of
 from torch_sgmcmc.core.state_dict import check_keys
+from torch_sgmcmc.core.steps import is_adapting
 from torch_sgmcmc.core.utils import plain_names, unwrapped
 from torch_sgmcmc.diagnostics.run_record import RunRecorder, plain
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
@@ -348,6 +350,7 @@ class Collector(AbstractContextManager["Collector"]):
         if self._when is not None and not self._when():
             steps = 0
         if any(self._due(steps)):
+            self._warn_of_tuning()
             groups, now = self.sampler.param_groups, self._model.now()
             self._record.temperature = float(groups[0]["temperature"])
             self._writer.append(
@@ -362,6 +365,15 @@ class Collector(AbstractContextManager["Collector"]):
         before, self._count, self._mark = self._count, self._count + steps, mark
         if before < self._settings["burn_in"] <= self._count:
             self._record.end_burn_in()
+
+    def _warn_of_tuning(self) -> None:
+        if is_adapting(self.sampler):
+            warnings.warn(
+                "A draw is stored while the sampler tunes its settings, and such draws "
+                "are burn-in: give burn_in of at least tune_steps",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def flush(self) -> None:
         """Writes all draws so far; a RuntimeError loses none."""

@@ -8,10 +8,12 @@ from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from torch import Tensor, nn
 
 from torch_sgmcmc.core import context
+from torch_sgmcmc.core.dtensor import locals_of
 from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.utils import Snapshot, length_of
 from torch_sgmcmc.draws.store import SampleStore
@@ -85,18 +87,19 @@ def place(start: Start, model: nn.Module, sampler: Sampler) -> list[str]:
     """
     if start == "prior":
         return sampler.draw_from_prior()
+    if callable(start):
+        start(model)
+    if start != "reset":
+        return []
     params = context.context_of(sampler).params
     others = Snapshot(model, [p for p in model.parameters() if not p.requires_grad])
     before = Snapshot(nn.Module(), params)
-    if start == "reset":
-        for module in model.modules():
-            reset = getattr(module, "reset_parameters", None)
-            if callable(reset):
-                reset()
-    elif callable(start):
-        start(model)
+    for module in model.modules():
+        reset = getattr(module, "reset_parameters", None)
+        if callable(reset):
+            reset()
     others.restore()
-    if start != "reset" or before.changed():
+    if before.changed():
         return []
     return [context.name_of(sampler.param_groups, p) for p in params]
 
@@ -141,6 +144,21 @@ def identity(
     }
 
 
+def check_tuning(sampler: Sampler, burn_in: int, has_schedule: bool) -> None:
+    """Raises if draws would be of a sampler that tunes, or a schedule sets its lr."""
+    steps = sampler.param_groups[0].get("tune_steps", 0)
+    if steps and has_schedule:
+        raise ValueError(
+            "Invalid schedule: tune_steps sets lr and momentum, and a schedule would "
+            "overwrite them (tune first, and give the sampler what was found)"
+        )
+    if burn_in < steps:
+        raise ValueError(
+            f"Invalid burn_in: {burn_in} (must be at least tune_steps = {steps}, in "
+            "which settings change)"
+        )
+
+
 def hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
     """Returns a fingerprint of the chain's settings without its seed."""
     counters = ("seed", "step", "num_skipped")
@@ -152,8 +170,21 @@ def hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
             if name not in counters and isinstance(value, scalars)
             if not isinstance(value, Tensor) or value.numel() == 1
         }
+        | _checksums(sampler, group)
         for group in sampler.param_groups
     ]
+
+
+def _checksums(sampler: Sampler, group: Mapping[str, Any]) -> dict[str, str]:
+    """Returns checksums of the tensors that the user has given for a group."""
+    given = context.context_of(sampler).given
+    found: dict[str, int] = {}
+    for p in group["params"]:
+        for name, tensor in given.get(p, {}).items():
+            (own,) = locals_of([tensor])
+            data = own.detach().cpu().contiguous().numpy().data
+            found[name] = crc32(data, found.get(name, 0))
+    return {name: f"of checksum {number:08x}" for name, number in found.items()}
 
 
 def check_saved(

@@ -151,7 +151,9 @@ class MCLMC(Sampler):
         why_equal="the direction is one unit vector over all groups",
         # Empty before and after tuning.
         progress={"tuning": []},
-        traits=Traits(motion=Motion.NONE, pull=lambda m: (1 + m) / 2),
+        traits=Traits(
+            motion=Motion.NONE, pull=lambda m: (1 + m) / 2, has_bounded_steps=True
+        ),
     )
     _PRECONDITIONED = Operator("mclmc_step_")  # whose list of them is optional
 
@@ -257,6 +259,12 @@ class MCLMC(Sampler):
         self._scratch.check_target(sum(sizes), context.groups)
         chains = context.num_chains or 1
         return self._scratch.energy_on(torch.device("cpu"), chains, [])
+
+    def _kept_record(self) -> Tensor | None:
+        return self._scratch.energy
+
+    def _keep_record(self, record: Tensor | None) -> None:
+        self._scratch.energy = None if record is None else record.clone()
 
     def _prepare(self, context: StepContext, work: TensorLists) -> list[list[Tensor]]:
         """Returns directions, noise, turns, preconditioners if any, and masters."""

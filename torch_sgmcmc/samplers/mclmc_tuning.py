@@ -158,10 +158,8 @@ class Tuning:
         if in_batch == length:
             self._batches += 1
             if (count := self._batches) > 1:
-                own = [
-                    [context.state[p]["batch_mean"] for p in some] for some in params
-                ]
-                square = _square(context, params, own)
+                batch = [[context.state[p][MEANS[1]] for p in some] for some in params]
+                square = _square(context, params, batch)
                 self._batch_squares += count / (count - 1) * square
 
     def _end_quarter(self) -> None:
