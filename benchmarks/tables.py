@@ -264,7 +264,7 @@ SAMPLERS = {
     "MCLMC, preconditioned": Setting(mclmc, eps=0.1),
     "BAOA, preconditioned": Setting(partial(sg.BAOA, lr=3e-4, momentum=0.99), eps=0.02),
     "SGHMC, preconditioned": Setting(
-        partial(sg.SGHMC, lr=1e-3, momentum=0.99), eps=0.02
+        partial(sg.SGHMC, lr=3e-4, momentum=0.99), eps=0.1
     ),
 }
 
