@@ -85,8 +85,7 @@ class MCLMCImpl : public SamplerImpl {
   }
 
  private:
-  // Forgets the energy of a move that began with another target, and the record
-  // of another dimension.
+  // Forgets the energy of a move that began with another target.
   void check_target(const std::vector<TensorLists>& lists);
 
   // By the parameter's TensorImpl.
@@ -108,11 +107,8 @@ void MCLMCImpl::check_target(const std::vector<TensorLists>& lists) {
                    options.prior_precision(), options.prior_mean()});
   }
   if (energy_.defined() && target != target_) {
-    if (target[0] != target_[0]) {
-      energy_.reset();
-    } else {
-      energy_.select(1, 0).fill_(std::numeric_limits<double>::quiet_NaN());
-    }
+    energy_.select(1, 0).fill_(std::numeric_limits<double>::quiet_NaN());
+    energy_.select(1, 3).mul_(target[0] / target_[0]);  // stays per dimension
   }
   target_ = std::move(target);
 }

@@ -30,6 +30,28 @@ TEST(SGHMC, RefusesToCaptureAnOnlineEstimate) {
 
 // PSGLD's preconditioner that stays: it is that of the present V and eps.
 
+TEST(MCLMC, EnergyErrorsForgetAMoveInWhichThePosteriorChanges) {
+  const at::Tensor p = torch::zeros({2000}).set_requires_grad(true);
+  MCLMC sampler({p}, MCLMCOptions(0.3).num_data(1).momentum(0.6).seed(1));
+  const auto error = [&] {
+    for (int i = 0; i < 40; ++i) {
+      p.mutable_grad() = p.detach().clone();
+      sampler.step();
+    }
+    return sampler.energy_error();
+  };
+  {
+    const torch::NoGradGuard guard;
+    p.normal_(0, 1, torch::make_generator<torch::CPUGeneratorImpl>(5));
+  }
+  const double first = error();
+  EXPECT_LT(first, 2e-3);
+  sampler.options().lr(0.01);
+  EXPECT_LT(error(), first);
+  sampler.options().temperature(2.0);
+  EXPECT_LT(error(), first);
+}
+
 TEST(PSGLD, TheRootIsThatOfThePresentVAndEps) {
   const at::Tensor p = torch::ones({7}).set_requires_grad(true);
   PSGLD sampler({p},

@@ -29,7 +29,7 @@ def run(folder, sampler, **given):
 
 def test_a_schedule_would_overwrite_what_is_tuned(tmp_path):
     tuned = partial(MCLMC, tune_steps=60)
-    with pytest.raises(ValueError, match="Invalid schedule: tune_steps sets lr"):
+    with pytest.raises(ValueError, match="Invalid schedule: tune_steps finds lr"):
         run(tmp_path, tuned, schedule=lambda s: LambdaLR(s, lambda i: 1.0))
     run(tmp_path, MCLMC, schedule=lambda s: LambdaLR(s, lambda i: 1.0))
 
@@ -51,8 +51,9 @@ def test_a_collector_warns_of_draws_of_tuning():
             LOSS(model, (X, Y)).backward()
             sampler.step()
 
-    with pytest.warns(UserWarning, match="burn_in of at least tune_steps"):
-        steps(35)
+    with pytest.warns(UserWarning, match="burn_in of at least tune_steps") as found:
+        steps(39)
+    assert len(found) == 1
     steps(20)  # no warning, which would be an error
     collector.close()
 
@@ -135,3 +136,20 @@ def test_tuning_needs_all_data():
     assert kind in {issue.kind for issue in check(2, lr=0.02, tune_steps=100).issues}
     assert kind not in {issue.kind for issue in check(2, lr=0.02).issues}
     assert not check(lr=0.02, tune_steps=100).issues
+
+
+def test_tuning_that_is_finished(tmp_path):
+    def tuned(params, seed):
+        sampler = MCLMC(params, tune_steps=60, seed=seed)
+        for _ in range(60):
+            for _, p in params:
+                p.grad = p.detach().clone()
+            sampler.step()
+        return sampler
+
+    run(tmp_path, tuned, burn_in=0, schedule=lambda s: LambdaLR(s, lambda i: 1.0))
+    model = make()
+    sampler = tuned([*model.named_parameters()], 0)
+    loader = [*zip(X.chunk(2), Y.chunk(2), strict=True)]
+    found = sg.check_setup(model, LOSS, loader, sampler)
+    assert "dependent minibatches" not in {issue.kind for issue in found.issues}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fnmatch
 import math
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -20,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torch_sgmcmc.core.context import context_of
 from torch_sgmcmc.core.dtensor import refuse
-from torch_sgmcmc.core.hyperparams import check_function, check_integer
+from torch_sgmcmc.core.hyperparams import check_function, check_integer, warn
 from torch_sgmcmc.core.sampler import Sampler, check_sampler
 from torch_sgmcmc.core.spec import traits_of
 from torch_sgmcmc.core.state_dict import check_keys
@@ -220,7 +219,7 @@ class Collector(AbstractContextManager["Collector"]):
                 f"Invalid monitor: {monitor!r} (must be a monitor of this sampler)"
             )
         _refuse_lookahead(sampler)
-        self._settings = {"burn_in": burn_in, "every": every}
+        self._settings, self._has_warned = {"burn_in": burn_in, "every": every}, False
         self._model = _ModelTensors(model, sampler, parameters, buffers)
         group = sampler.process_group
         self._is_path = traits_of(sampler).is_path
@@ -367,12 +366,11 @@ class Collector(AbstractContextManager["Collector"]):
             self._record.end_burn_in()
 
     def _warn_of_tuning(self) -> None:
-        if is_adapting(self.sampler):
-            warnings.warn(
+        if is_adapting(self.sampler) and not self._has_warned:
+            self._has_warned = True
+            warn(
                 "A draw is stored while the sampler tunes its settings, and such draws "
-                "are burn-in: give burn_in of at least tune_steps",
-                UserWarning,
-                stacklevel=2,
+                "are burn-in: give burn_in of at least tune_steps"
             )
 
     def flush(self) -> None:

@@ -146,15 +146,19 @@ def identity(
 
 def check_tuning(sampler: Sampler, burn_in: int, has_schedule: bool) -> None:
     """Raises if draws would be of a sampler that tunes, or a schedule sets its lr."""
-    steps = sampler.param_groups[0].get("tune_steps", 0)
-    if steps and has_schedule:
+    group = sampler.param_groups[0]
+    left = group.get("tune_steps", 0) - int(group["step"])
+    if left <= 0:
+        return
+    if has_schedule:
         raise ValueError(
-            "Invalid schedule: tune_steps sets lr and momentum, and a schedule would "
-            "overwrite them (tune first, and give the sampler what was found)"
+            "Invalid schedule: tune_steps finds lr and momentum of one posterior, and "
+            "a schedule would overwrite them or change the posterior (tune first, and "
+            "give the sampler what was found)"
         )
-    if burn_in < steps:
+    if burn_in < left:
         raise ValueError(
-            f"Invalid burn_in: {burn_in} (must be at least tune_steps = {steps}, in "
+            f"Invalid burn_in: {burn_in} (must be at least tune_steps = {left}, in "
             "which settings change)"
         )
 

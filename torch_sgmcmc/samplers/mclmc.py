@@ -199,8 +199,9 @@ class MCLMC(Sampler):
     def energy_error(self) -> float:
         """The mean square of a step's energy error, per dimension.
 
-        Over the steps since tuning, construction, loading or a change of d, and over
-        all chains; NaN during tuning and before the second step. The bias of the chain
+        Over the steps since tuning, construction, loading or the end of a collector's
+        burn-in, and over all chains; NaN during tuning and before the second step. A
+        move in which T, N, a prior or d changes does not count. The bias of the chain
         grows with it: 5e-4 is the usual target. The error is Δ(U / T), by gradients at
         both ends of a move, plus the change of the kinetic energy. With minibatches it
         contains their noise.
@@ -261,10 +262,21 @@ class MCLMC(Sampler):
         return self._scratch.energy_on(torch.device("cpu"), chains, [])
 
     def _kept_record(self) -> Tensor | None:
-        return self._scratch.energy
+        energy = self._scratch.energy
+        return None if energy is None else energy.clone()
 
     def _keep_record(self, record: Tensor | None) -> None:
-        self._scratch.energy = None if record is None else record.clone()
+        chains = context_of(self).num_chains or 1
+        if record is not None and record.shape != (chains, len(_NO_ERRORS)):
+            raise ValueError(
+                f"Invalid energy: shape {list(record.shape)} (must be "
+                f"{[chains, len(_NO_ERRORS)]}, of a sampler with as many chains)"
+            )
+        known = self._scratch.energy
+        if record is not None and known is None:
+            self._scratch.energy = record.clone()
+        elif known is not None:  # in place: CUDA graphs write to it
+            known.copy_(known.new_tensor(_NO_ERRORS) if record is None else record)
 
     def _prepare(self, context: StepContext, work: TensorLists) -> list[list[Tensor]]:
         """Returns directions, noise, turns, preconditioners if any, and masters."""
@@ -348,10 +360,11 @@ class MCLMC(Sampler):
             )
         total = torch.cat([each.to(sums[0].device) for each in sums])
         dimension = sum(context.numel(p) for lists in work for p in lists.params)
-        scratch.check_target(dimension, context.groups)
+        is_same = scratch.check_target(dimension, context.groups)
+        carried = Tuning.carried(first["tuning"]) if is_same else []
         turn, energy = mclmc_turn(
             total,
-            scratch.energy_on(total.device, chains, Tuning.carried(first["tuning"])),
+            scratch.energy_on(total.device, chains, carried),
             step_size=_step_size(first, dimension),
             momentum=first["momentum"],
             dimension=dimension,
@@ -424,17 +437,19 @@ class _Scratch:
             self.energy = self.energy.to(device)
         return self.energy
 
-    def check_target(self, dimension: int, groups: list[dict[str, Any]]) -> None:
+    def check_target(self, dimension: int, groups: list[dict[str, Any]]) -> bool:
         """Forgets the energy of a move that began with another target.
 
-        With another dimension the record begins again.
+        Returns whether the target is the same as far as is known. Sums of squares are
+        scaled to a new dimension, so that their mean per dimension stays.
         """
-        target = [[group[name] for name in _TARGET] for group in groups]
-        if self.dimension not in (0, dimension):
-            self.energy = None
-        elif self._target not in ([], target) and self.energy is not None:
+        target = [dimension, [[group[name] for name in _TARGET] for group in groups]]
+        is_same = self._target in ([], target)
+        if not is_same and self.energy is not None:
             self.energy[:, 0] = math.nan
+            self.energy[:, 3] *= dimension / self._target[0]
         self.dimension, self._target = dimension, target
+        return is_same
 
     def keep(self, energy: Tensor) -> None:
         """Keeps the record of a step, unless a device has skipped it."""
