@@ -278,7 +278,7 @@ def test_energy_errors_after_changes():
 @pytest.mark.default
 @pytest.mark.parametrize("every", [0, 10])
 def test_tuning_while_the_posterior_changes(every):
-    """As GammaPrecision does: moves within a change tell nothing of the step size."""
+    """Finds the same lr: moves within a change of the prior do not count."""
     p = nn.Parameter(torch.randn(2000, generator=torch.Generator().manual_seed(5)))
     sampler = MCLMC([p], 1e-3, num_data=1.0, tune_steps=600, seed=2)
     for step in range(600):
