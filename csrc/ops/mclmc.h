@@ -189,8 +189,9 @@ class MCLMCMove : public PosteriorGradient<Real> {
   explicit MCLMCMove(const auto& number) : PosteriorGradient<Real>(number) {}
 
   SG_INLINE void Take(const double* turn) {
-    for (int i = 0; i < kTurnNumbers; ++i)
+    for (int64_t i = 0; i < kTurnNumbers; ++i) {
       turn_[i] = static_cast<Real>(turn[i]);
+    }
   }
 
  protected:
