@@ -50,12 +50,12 @@ class Series:
 
     def add(self, draws: Sequence[Any]) -> None:
         """Adds draws with the same tensors."""
-        several = [_flat(draw) for draw in draws]
+        several = [_floating(draw) for draw in draws]
         self.names = self.names or [k for k, t in several[0].items() if t.numel()]
         each = max(1, _COORDINATES // max(1, len(self.names)))
         norms, elements = ([_NONE.expand(len(draws), 0)] for _ in range(2))
         for name in self.names:
-            t = torch.stack([tensors[name] for tensors in several])
+            t = torch.stack([tensors[name] for tensors in several]).flatten(1)
             norm = t if t.shape[1] == 1 else t.norm(dim=1, dtype=torch.float64)[:, None]
             norms.append(norm.double().cpu())
             some = t[:, :: max(1, t.shape[1] // each)][:, :each]
@@ -74,12 +74,12 @@ class Series:
                 self.settings.setdefault(name, []).append(values)
 
 
-def _flat(draw: Any) -> dict[str, Tensor]:
-    """Returns a draw's floating-point tensors, [elements] each."""
+def _floating(draw: Any) -> dict[str, Tensor]:
+    """Returns a draw's floating-point tensors."""
     if isinstance(draw, nn.Module):
         draw = {**dict(draw.named_parameters()), **dict(draw.named_buffers())}
-    tensors = {k: t.detach() for k in draw if isinstance(t := draw[k], Tensor)}
-    return {k: t.flatten() for k, t in tensors.items() if t.is_floating_point()}
+    tensors = {k: t for k in draw if isinstance(t := draw[k], Tensor)}
+    return {k: t.detach() for k, t in tensors.items() if t.is_floating_point()}
 
 
 def by_chain(draws: Iterable[Any]) -> dict[int, list[Any]]:
@@ -138,7 +138,7 @@ _ELEMENTS, _DRAWS = 2**17, 50
 def _together(chains: Mapping[int, list[Any]]) -> int:
     """Returns how many draws are evaluated at once: many of a small network."""
     first = copy.copy(next(iter(chains.values()))[0])
-    count = sum(t.numel() for t in _flat(first).values())
+    count = sum(t.numel() for t in _floating(first).values())
     return max(1, min(_DRAWS, _ELEMENTS // max(1, count)))
 
 
