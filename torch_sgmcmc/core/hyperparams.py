@@ -180,7 +180,7 @@ class Setting(NamedTuple):
 # Types whose values need only a comparison with the range.
 _PLAIN = {"real": (float,), "whole": (int,), "word": (str,), "flag": ()}
 
-_FLOAT32_MAX = 3.4028234663852886e38
+_NORMAL, _DOUBLE = torch.finfo(torch.float32), torch.finfo(torch.float64)
 
 
 def settings(sampler: str) -> tuple[Setting, ...]:
@@ -191,14 +191,15 @@ def settings(sampler: str) -> tuple[Setting, ...]:
 def check_settings(rows: Sequence[Setting], group: Mapping[str, Any]) -> None:
     """Raises if a hyperparameter of a group has a wrong type or is out of range."""
     for row in rows:
-        value = group[row.name]
-        if type(value) in _PLAIN[row.kind]:  # the common case first: at every step
-            if row.kind == "word":
-                if value in row.words:
+        name, kind, _, low, high, low_open, optional, words = row
+        value = group[name]
+        if type(value) in _PLAIN[kind]:  # the common case first: at every step
+            if kind == "word":
+                if value in words:
                     continue
-            elif row.low < value < row.high or (value == row.low and not row.low_open):
+            elif low < value < high or (value == low and not low_open):
                 continue
-        if value is None and row.optional:
+        if value is None and optional:
             continue
         _check(row, value)
 
@@ -223,12 +224,10 @@ def check_noise_scale(group: Mapping[str, Any]) -> None:
     """Raises a ValueError if the noise of a step is not finite in float32."""
     if "lr" not in group:
         return
-    lr, temperature, num_data = (
-        float(group[name]) for name in ("lr", "temperature", "num_data")
-    )
+    lr, temperature, num_data = settings_of(group)
     # Products of valid numbers may overflow.
     scale = math.sqrt(2 * lr) * math.sqrt(temperature / num_data)
-    if not scale <= _FLOAT32_MAX:
+    if not scale <= _NORMAL.max:
         raise ValueError(
             f"Invalid lr: {lr:g} with temperature {temperature:g} and num_data "
             f"{num_data:g}: the noise has standard deviation sqrt(2 lr T / N) = "
@@ -416,7 +415,7 @@ def rests(group: Mapping[str, Any]) -> bool:
 
 def settings_of(group: Mapping[str, Any]) -> list[float]:
     """Returns lr, T and N of a group."""
-    return [float(group[key]) for key in ("lr", "temperature", "num_data")]
+    return [float(group["lr"]), float(group["temperature"]), float(group["num_data"])]
 
 
 def momentum_scale(group: Mapping[str, Any], now: Sequence[float]) -> float | None:
@@ -425,8 +424,6 @@ def momentum_scale(group: Mapping[str, Any], now: Sequence[float]) -> float | No
     The arithmetic is csrc/host/rescaling.h's, and traceable.
     """
     former = group[MOMENTUM_SETTINGS]
-    in_double = all(p.dtype is torch.float64 for p in group["params"])
-    normal = torch.finfo(torch.float64 if in_double else torch.float32)
     lr = now[0] / former[0]
     if former[1] == 0:
         scale = math.inf if now[1] > 0 else lr  # as in SGD, whose buffer is -v / lr
@@ -436,7 +433,10 @@ def momentum_scale(group: Mapping[str, Any], now: Sequence[float]) -> float | No
         before, after = (n[0] * n[1] / n[2] for n in (former, now))
         # An underflowing product does not determine the factor.
         scale = math.sqrt(after / before) if before > 0 else math.inf
-    return scale if normal.tiny <= scale <= normal.max else None
+    if _NORMAL.tiny <= scale <= _NORMAL.max:
+        return scale
+    in_double = all(p.dtype is torch.float64 for p in group["params"])
+    return scale if in_double and _DOUBLE.tiny <= scale <= _DOUBLE.max else None
 
 
 def noise_estimate_scale(former: Sequence[float], now: Sequence[float]) -> float:

@@ -13,7 +13,7 @@ A plan keeps no gradients, so that their memory is free when they are dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from struct import pack_into
 from typing import Any, NamedTuple
 
@@ -167,10 +167,9 @@ class StepPlan:
         by_device: dict[torch.device, list[Update]] = {}
         for update in updates:
             by_device.setdefault(update.work.params[0].device, []).append(update)
-        self.params = [
-            p for some in by_device.values() for u in some for p in u.work.params
-        ]
-        self.work = [u.work for some in by_device.values() for u in some]
+        self._updates = [update for some in by_device.values() for update in some]
+        self.params = [p for update in self._updates for p in update.work.params]
+        self.work = [update.work for update in self._updates]
         self._is_alone = len(by_device) == 1 and not context.placement.is_sharded
         self._is_deferred = self._is_alone and self._defers(self.params[0])
         self.checks = checks
@@ -180,8 +179,8 @@ class StepPlan:
             self._calls[i] = call._replace(begin=begin)
             begin += sum(len(u.work.params) for u in call.updates)
         self.packed: list[Tensor] = []
-        # The memory of each, and the bytes where each update's numbers begin.
-        self._memory: list[tuple[bytearray, list[int]]] = []
+        # For each update its numbers' format, memory and first byte.
+        self._places: list[tuple[str, bytearray, int]] = []
         self._packed_chains = 0
         self._waits = waits
         self._leaves_momenta = leaves_momenta(context, self.params)
@@ -217,35 +216,29 @@ class StepPlan:
             changes: the step's rescalings.
         """
         factors = {id(each.group): each.factors for each in changes}
-        own = iter(instead)
-        numbers = [
-            [
-                operator.numbers(work.group, next(own), factors.get(id(work.group)))
-                for operator, work, _ in call.updates
-            ]
-            for call in self._calls
+        rows = [
+            operator.numbers(work.group, other, factors.get(id(work.group)))
+            for (operator, work, _), other in zip(self._updates, instead, strict=True)
         ]
         num_chains = self._context.num_chains or 0
-        if self._memory and num_chains == self._packed_chains:
-            for (memory, places), rows in zip(self._memory, numbers, strict=True):
-                for place, row in zip(places, rows, strict=True):
-                    pack_into(f"{len(row)}d", memory, place, *row)
+        if self.packed and num_chains == self._packed_chains:
+            for (form, memory, place), row in zip(self._places, rows, strict=True):
+                pack_into(form, memory, place, *row)
         else:
-            self._pack_all(numbers, num_chains)
+            self._pack_all(rows, num_chains)
         self._weights = None
         self._changes = changes
         self._holds = not any(factors.values())
         on_host = not self._context.groups[0]["capturable"]
         self._steps = self._context.rng.steps if on_host else None
 
-    def _pack_all(self, numbers: list[list[list[float]]], num_chains: int) -> None:
-        self._memory, self.packed, self._packed_chains = [], [], num_chains
-        for call, rows in zip(self._calls, numbers, strict=True):
+    def _pack_all(self, numbers: list[list[float]], num_chains: int) -> None:
+        self._places, self.packed, self._packed_chains = [], [], num_chains
+        rows = iter(numbers)
+        for call in self._calls:
             packed = [
-                self._packed_call(update, row, sizes)
-                for update, row, sizes in zip(
-                    call.updates, rows, call.places, strict=True
-                )
+                self._packed_call(update, next(rows), sizes)
+                for update, sizes in zip(call.updates, call.places, strict=True)
             ]
             memory = _C.packed_step(
                 checks=self.checks and self._is_alone,
@@ -253,7 +246,7 @@ class StepPlan:
                 num_chains=num_chains,
                 calls=packed,
             )
-            self._memory.append((memory, _places_of_numbers(packed)))
+            self._places += [(form, memory, at) for form, at in _numbers_in(packed)]
             self.packed.append(torch.frombuffer(memory, dtype=torch.int64))
 
     def _packed_call(
@@ -485,11 +478,10 @@ def trace(
     context.rng.num_skipped.add_(gate < 0)
 
 
-def _places_of_numbers(calls: list[_Packed]) -> list[int]:
-    """Returns the bytes where the numbers of each call begin (packed_step.h)."""
-    places, words = [], 4  # checks, seed, num_chains, number of calls
+def _numbers_in(calls: list[_Packed]) -> Iterator[tuple[str, int]]:
+    """Yields the format and the first byte of each call's numbers (packed_step.h)."""
+    words = 4  # checks, seed, num_chains, number of calls
     for _, _, *lists, numbers in calls:
         words += 2 + sum(1 + len(items) for items in lists) + 1
-        places.append(8 * words)
+        yield f"{len(numbers)}d", 8 * words
         words += len(numbers)
-    return places
