@@ -98,6 +98,7 @@ graphs_without_code = pytest.mark.usefixtures("graphs_alone")
 
 PRIOR = {"prior_precision": 2.0, "temperature": 0.7}
 MEANS = [{"prior_mean": torch.full((5,), 0.3)}, {"prior_mean": torch.ones(2, 3)}]
+G = [torch.linspace(0.3, 3, 5), torch.linspace(2, 0.5, 6).view(2, 3)]
 CASES = [
     (sg.SGLD, {}),
     (sg.SGLD, {"groups": [{"lr": 0.02}, {"prior_precision": 0.0, "num_data": 30}]}),
@@ -114,6 +115,9 @@ CASES = [
     (sg.MCLMC, {"momentum": 0.7}),
     (sg.MCLMC, {"groups": MEANS}),
     (sg.MCLMC, {"momentum": 0.0, "groups": [{}, {"prior_precision": 0.5}]}),
+    (sg.SGHMC, {"preconditioner": G, "noise_estimate": 0.02}),
+    (sg.BAOA, {"preconditioner": G, "groups": MEANS}),
+    (sg.MCLMC, {"preconditioner": G, "momentum": 0.7}),
 ]
 
 
@@ -134,7 +138,7 @@ def test_a_block_is_its_steps(
                 {"prior_mean": own["prior_mean"].expand(num_chains, *size).clone()}
                 for own, size in zip(MEANS, SIZES.values(), strict=True)
             ]
-            settings = {"groups": groups}
+            settings = {**settings, "groups": groups}
         settings = {**settings, "num_chains": num_chains}
     compiled, eager = (Chain(cls, **{**PRIOR, **settings}) for _ in range(2))
     block = compiled.block()

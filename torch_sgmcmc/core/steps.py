@@ -300,13 +300,10 @@ def begin_step(sampler: Optimizer) -> None:
 def operator_of(sampler: Optimizer, group: dict[str, Any]) -> str | None:
     """Returns the name of a group's operator.
 
-    None if gradients change its state before the operator does, or the operator takes
-    preconditioners.
+    None if gradients change its state before the operator does.
     """
     own = _sampler(sampler)
-    if own._uses_gradients(group) or own._is_preconditioned(group):
-        return None
-    return own._operator_of(group).name
+    return None if own._uses_gradients(group) else own._operator_of(group).name
 
 
 def numbers_of(sampler: Optimizer, group: dict[str, Any]) -> dict[str, Any]:

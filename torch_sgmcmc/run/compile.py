@@ -18,7 +18,7 @@ from torch_sgmcmc.core.hyperparams import check_integer, rests
 from torch_sgmcmc.core.ops import noise_steps_
 from torch_sgmcmc.core.random_state import STEP
 from torch_sgmcmc.core.sampler import Sampler, check_sampler
-from torch_sgmcmc.core.state import PRIOR_MEAN, record_estimate
+from torch_sgmcmc.core.state import PRIOR_MEAN, is_preconditioned, record_estimate
 from torch_sgmcmc.core.steps import (
     begin_step,
     check_groups_of,
@@ -79,9 +79,8 @@ def compile_steps(
 
     Args:
         sampler: SGLD, SGHMC, BAOA, SGLRW, SGNHT, MCLMC or PSGLD (with
-            ``gamma=False``), of parameters in fp32 or fp64 on the CPU, without a
-            preconditioner, and without hooks: inspect the chain between blocks, and
-            draw by :meth:`Collector.run`.
+            ``gamma=False``), of parameters in fp32 or fp64 on the CPU, and without
+            hooks: inspect the chain between blocks, and draw by :meth:`Collector.run`.
         loss: ``loss(params, *batch)``, the mean loss of a minibatch as a function of
             the parameters by name, as for :func:`torch.func.functional_call`. With
             ``num_chains`` it is one chain's: its parameters have no dimension of
@@ -157,7 +156,11 @@ def _rules_of(sampler: Sampler) -> list[Rule]:
             "a compiled block does not call (must be a class of torch_sgmcmc)"
         )
     found = (
-        rule_of(operator_of(sampler, group), numbers_of(sampler, group))
+        rule_of(
+            operator_of(sampler, group),
+            numbers_of(sampler, group),
+            is_preconditioned=is_preconditioned(sampler.state, group),
+        )
         for group in (sampler.param_groups if is_single else ())
     )
     rules = [rule for rule in found if rule is not None]
@@ -165,8 +168,7 @@ def _rules_of(sampler: Sampler) -> list[Rule]:
         raise ValueError(
             f"Invalid sampler: {type(sampler).__name__} cannot be compiled with these "
             "settings (must be SGLD, SGHMC without noise_estimate='online', BAOA, "
-            "SGLRW, SGNHT, MCLMC, or PSGLD with gamma=False; without a "
-            "preconditioner)"
+            "SGLRW, SGNHT, MCLMC, or PSGLD with gamma=False)"
         )
     return rules
 

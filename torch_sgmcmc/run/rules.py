@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torch_sgmcmc.core.hyperparams import least_root
 from torch_sgmcmc.core.ops import OP_SPECS, chain_turn
+from torch_sgmcmc.core.state import PRECONDITIONER
 
 
 class Numbers(dict[str, Any]):
@@ -144,10 +145,11 @@ def _mclmc_turn(
     record: Tensor,
     has_chains: bool,
 ) -> tuple[list[Tensor], Tensor]:
+    scaled = [(G[0].sqrt() * g if G else g, z, u) for g, z, u, *G in each]
     # Noise is a view with other strides, which the operator does not take.
     g, z, u = (
         torch.cat([tensor.reshape(-1, len(record)) for tensor in own])
-        for own in zip(*each, strict=True)
+        for own in zip(*scaled, strict=True)
     )
     root, rest, scale = (number.double() for number in c)
     numbers = torch.stack([root * math.sqrt(len(g)), 1 - rest, scale])
@@ -164,6 +166,25 @@ def _mclmc(
     return theta + u, u
 
 
+def _preconditioned_mclmc(
+    c: Any, theta: Tensor, g: Tensor, grad: Tensor, xi: Tensor, u: Tensor, G: Tensor
+) -> tuple[Tensor, ...]:
+    root = G.sqrt()
+    _, u = _mclmc(c, theta, root * g, grad, xi, u)
+    return theta + root * u, u, G
+
+
+def _preconditioned(update: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Any]:
+    """Returns an update with momenta in the coordinates θ / √G: lr G, and √G ξ."""
+
+    def preconditioned(
+        c: Any, theta: Tensor, g: Tensor, grad: Tensor, xi: Tensor, v: Tensor, G: Tensor
+    ) -> tuple[Tensor, ...]:
+        return *update(c, theta, G * g, grad, G.sqrt() * xi, v), G
+
+    return preconditioned
+
+
 _RULES = {
     "sgld_step_": Rule((), _sgld_numbers, _sgld),
     "sglrw_step_": Rule((), _sgld_numbers, _sglrw, is_uniform=True),
@@ -176,17 +197,34 @@ _RULES = {
     ),
     "mclmc_step_": Rule(("direction",), _mclmc_numbers, _mclmc, shared=_mclmc_turn),
 }
+# Of groups with a preconditioner G.
+_WITH_G = {
+    "sghmc_preconditioned_step_": Rule(
+        ("momentum", PRECONDITIONER), _sghmc_numbers, _preconditioned(_sghmc)
+    ),
+    "baoa_preconditioned_step_": Rule(
+        ("momentum", PRECONDITIONER), _baoa_numbers, _preconditioned(_baoa)
+    ),
+    "mclmc_step_": Rule(
+        ("direction", PRECONDITIONER),
+        _mclmc_numbers,
+        _preconditioned_mclmc,
+        shared=_mclmc_turn,
+    ),
+}
 _PRIOR = ("num_data", "prior_precision", "prior_mean")
 # Numbers that change state between graphs, which the block does.
 _OF_BLOCKS = ("momentum_scale", "thermostat_scale", "resample_momentum_every")
 
 
-def rule_of(operator: str | None, numbers: Mapping[str, Any]) -> Rule | None:
+def rule_of(
+    operator: str | None, numbers: Mapping[str, Any], *, is_preconditioned: bool
+) -> Rule | None:
     """Returns an operator's rule for such numbers, None if it cannot be compiled.
 
     An operator with a number that its rule does not read cannot: it would be ignored.
     """
-    rule = _RULES.get(operator or "")
+    rule = (_WITH_G if is_preconditioned else _RULES).get(operator or "")
     if rule is None:
         return None
     spec = OP_SPECS[operator or ""]
