@@ -12,6 +12,7 @@ from torch.optim.optimizer import (
     _global_optimizer_pre_hooks,
 )
 
+import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.context import (
     StepContext,
     TensorLists,
@@ -19,6 +20,7 @@ from torch_sgmcmc.core.context import (
     context_of,
     nonfinite_policy,
 )
+from torch_sgmcmc.core.distributed import holds_seed, world_size
 from torch_sgmcmc.core.finite_check import check_finite
 from torch_sgmcmc.core.groups import fill_state
 from torch_sgmcmc.core.hooks import Hooks
@@ -290,6 +292,33 @@ def rescale_momenta(sampler: Optimizer) -> None:
     """
     check_groups_of(sampler)
     _rescale_now(context_of(sampler))
+
+
+class Snapshot:
+    """A sampler's groups, state and hyperparameters, for a comparison before steps."""
+
+    def __init__(self, sampler: Optimizer) -> None:
+        context = self._context = context_of(sampler)
+        self._sampler = sampler
+        groups = range(len(context.groups))
+        self._guard = _C.PlanGuard(
+            context.groups,
+            [context.rng.owned(i) for i in groups],
+            [False for _ in groups],  # gradients are not looked at
+            [*context.spec.watched],
+            context.state,
+        )
+
+    def holds(self) -> bool:
+        """Returns whether nothing but values of tensors has changed."""
+        context = context_of(self._sampler)
+        return (
+            context is self._context
+            and holds_seed(context)
+            and (context.is_settled or world_size() == 1)
+            and self._guard.gradients(context.groups, context.state) is not None
+            and self._guard.has_same_values()
+        )
 
 
 def begin_step(sampler: Optimizer) -> None:

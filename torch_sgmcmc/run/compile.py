@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from inspect import unwrap
 from typing import Any, NamedTuple
 
 import torch
@@ -18,19 +17,19 @@ from torch_sgmcmc.core.hyperparams import check_integer, rests
 from torch_sgmcmc.core.ops import noise_steps_
 from torch_sgmcmc.core.random_state import STEP
 from torch_sgmcmc.core.sampler import Sampler, check_sampler
-from torch_sgmcmc.core.state import PRIOR_MEAN, is_preconditioned, record_estimate
+from torch_sgmcmc.core.state import PRIOR_MEAN, record_estimate
 from torch_sgmcmc.core.steps import (
+    Snapshot,
     begin_step,
     check_groups_of,
     has_hooks,
     is_adapting,
     numbers_of,
-    operator_of,
     record_of,
     rescale_momenta,
 )
 from torch_sgmcmc.data import one_gradient_a_step, parts_of, stacked
-from torch_sgmcmc.run.rules import Rule, coefficients_of, rule_of
+from torch_sgmcmc.run.rules import Rule, coefficients_of, rules_of
 from torch_sgmcmc.run.step_graph import (
     Updated,
     compile_graph,
@@ -121,7 +120,7 @@ def compile_steps(
             "(must be its parameters, by name)"
         )
     _check_params(sampler)
-    _rules_of(sampler)
+    rules_of(sampler)
     return _CompiledSteps(
         sampler, loss, params, steps, _OPTIONS if options is None else options
     )
@@ -148,31 +147,6 @@ def _check_params(sampler: Sampler) -> None:
         )
 
 
-def _rules_of(sampler: Sampler) -> list[Rule]:
-    is_single = one_gradient_a_step(sampler)
-    if is_single and unwrap(type(sampler).step) is not unwrap(Sampler.step):
-        raise ValueError(
-            f"Invalid sampler: {type(sampler).__name__} has a step() of its own, which "
-            "a compiled block does not call (must be a class of torch_sgmcmc)"
-        )
-    found = (
-        rule_of(
-            operator_of(sampler, group),
-            numbers_of(sampler, group),
-            is_preconditioned=is_preconditioned(sampler.state, group),
-        )
-        for group in (sampler.param_groups if is_single else ())
-    )
-    rules = [rule for rule in found if rule is not None]
-    if len(rules) < len(sampler.param_groups):
-        raise ValueError(
-            f"Invalid sampler: {type(sampler).__name__} cannot be compiled with these "
-            "settings (must be SGLD, SGHMC without noise_estimate='online', BAOA, "
-            "SGLRW, SGNHT, MCLMC, or PSGLD with gamma=False)"
-        )
-    return rules
-
-
 def _layouts(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     """Returns what a graph keeps of its inputs."""
     return tuple((t.shape, t.dtype, t.stride()) for t in tensors)
@@ -191,6 +165,16 @@ class _Traced(NamedTuple):
     graph: GraphModule
     tiles: list[Tile]
     blocks: dict[Any, Callable[..., Any]]
+
+
+class _Known(NamedTuple):
+    """What has been checked and made of a sampler, while a snapshot of it holds."""
+
+    traced: _Traced
+    snapshot: Snapshot
+    params: list[Updated]
+    means: list[Tensor | None]
+    coefficients: list[Tensor]
 
 
 class _CompiledSteps:
@@ -218,6 +202,7 @@ class _CompiledSteps:
         self._steps = steps
         self._traced: dict[Any, _Traced] = {}
         self._noise: dict[Any, list[Tensor]] = {}
+        self._known: _Known | None = None
 
     def __call__(self, *batches: Tensor) -> Tensor:
         for k, batch in enumerate(batches):
@@ -301,25 +286,16 @@ class _CompiledSteps:
         """Makes blocks up to one that needs single steps; returns their losses."""
         tiles = traced.tiles
         sampler, context = self._sampler, context_of(self._sampler)
-        check_groups_of(sampler)
-        rules = _rules_of(sampler)
-        if self._needs_single_steps(rules):
-            return []
-        begin_step(sampler)
-        record_estimate(context)
-        rescale_momenta(sampler)
-        means = [context.state[p].get(PRIOR_MEAN) for p in self._params]
-        params = [
-            Updated(g, rules[g], mean is not None)
-            for g, mean in zip(self._groups, means, strict=True)
-        ]
+        # After any error all is checked again.
+        known, self._known = self._known, None
+        if known is None or known.traced is not traced or not known.snapshot.holds():
+            known = self._prepare(traced)
+            if known is None:
+                return []
+        _, _, params, means, coefficients = known
         old = [
             [p.detach(), *(context.state[p][key] for key in updated.rule.keys)]
             for p, updated in zip(self._params, params, strict=True)
-        ]
-        coefficients = [
-            self._coefficients(rule, group)
-            for rule, group in zip(rules, sampler.param_groups, strict=True)
         ]
         record = record_of(sampler)
         each_tile = [TileValues(tile, old, means, record) for tile in tiles]
@@ -332,7 +308,7 @@ class _CompiledSteps:
             monitor = context.monitor
             if monitor is not None and monitor._is_due(range(count, count + steps)):
                 break
-            noise = self._draw_noise(steps, rules[0], begin + count)
+            noise = self._draw_noise(steps, params[0].rule, begin + count)
             found = []
             for now in each_tile:
                 inputs = [*now.inputs(noise, coefficients), *batches]
@@ -355,7 +331,29 @@ class _CompiledSteps:
                     places.append(place)
                     new.append(value)
             torch._foreach_copy_(places, new)
+        self._known = known
         return losses
+
+    def _prepare(self, traced: _Traced) -> _Known | None:
+        """Checks the sampler before steps; returns None if single ones are needed."""
+        sampler, context = self._sampler, context_of(self._sampler)
+        check_groups_of(sampler)
+        rules = rules_of(sampler)
+        if self._needs_single_steps(rules):
+            return None
+        begin_step(sampler)
+        record_estimate(context)
+        rescale_momenta(sampler)
+        means = [context.state[p].get(PRIOR_MEAN) for p in self._params]
+        params = [
+            Updated(g, rules[g], mean is not None)
+            for g, mean in zip(self._groups, means, strict=True)
+        ]
+        coefficients = [
+            self._coefficients(rule, group)
+            for rule, group in zip(rules, sampler.param_groups, strict=True)
+        ]
+        return _Known(traced, Snapshot(sampler), params, means, coefficients)
 
     def _needs_single_steps(self, rules: list[Rule]) -> bool:
         """Returns whether steps create state, refuse it, or move some groups only."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import unwrap
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,10 @@ from torch import Tensor
 
 from torch_sgmcmc.core.hyperparams import least_root
 from torch_sgmcmc.core.ops import OP_SPECS, chain_turn
-from torch_sgmcmc.core.state import PRECONDITIONER
+from torch_sgmcmc.core.sampler import Sampler
+from torch_sgmcmc.core.state import PRECONDITIONER, is_preconditioned
+from torch_sgmcmc.core.steps import numbers_of, operator_of
+from torch_sgmcmc.data import one_gradient_a_step
 
 
 class Numbers(dict[str, Any]):
@@ -217,7 +221,7 @@ _PRIOR = ("num_data", "prior_precision", "prior_mean")
 _OF_BLOCKS = ("momentum_scale", "thermostat_scale", "resample_momentum_every")
 
 
-def rule_of(
+def _rule_of(
     operator: str | None, numbers: Mapping[str, Any], *, is_preconditioned: bool
 ) -> Rule | None:
     """Returns an operator's rule for such numbers, None if it cannot be compiled.
@@ -239,3 +243,29 @@ def coefficients_of(rule: Rule, numbers: Mapping[str, Any]) -> list[float]:
     numbers = Numbers(numbers)
     num_data, precision, mean = map(numbers.__getitem__, _PRIOR)
     return [precision / num_data, mean, *rule.coefficients(numbers)]
+
+
+def rules_of(sampler: Sampler) -> list[Rule]:
+    """Returns each group's rule; raises if one cannot be compiled."""
+    is_single = one_gradient_a_step(sampler)
+    if is_single and unwrap(type(sampler).step) is not unwrap(Sampler.step):
+        raise ValueError(
+            f"Invalid sampler: {type(sampler).__name__} has a step() of its own, which "
+            "a compiled block does not call (must be a class of torch_sgmcmc)"
+        )
+    found = (
+        _rule_of(
+            operator_of(sampler, group),
+            numbers_of(sampler, group),
+            is_preconditioned=is_preconditioned(sampler.state, group),
+        )
+        for group in (sampler.param_groups if is_single else ())
+    )
+    rules = [rule for rule in found if rule is not None]
+    if len(rules) < len(sampler.param_groups):
+        raise ValueError(
+            f"Invalid sampler: {type(sampler).__name__} cannot be compiled with these "
+            "settings (must be SGLD, SGHMC without noise_estimate='online', BAOA, "
+            "SGLRW, SGNHT, MCLMC, or PSGLD with gamma=False)"
+        )
+    return rules
