@@ -272,6 +272,19 @@ def kept_generators(seed: int | None = None) -> Iterator[None]:
             set_generator_states(before)
 
 
+def samplers_of(loader: Any) -> list[Any]:
+    """Returns a loader's samplers: of rows, of batches, and that of the batches'."""
+    batches = getattr(loader, "batch_sampler", None)
+    given = (
+        getattr(loader, "sampler", None),
+        batches,
+        getattr(batches, "sampler", None),
+    )
+    return [
+        *{id(sampler): sampler for sampler in given if sampler is not None}.values()
+    ]
+
+
 class Minibatches:
     """Endless passes over a loader, each in another reproducible order.
 
@@ -325,11 +338,7 @@ class Minibatches:
         seed = fold_in(self._seed, self.epoch)
         seed_generators(seed)
         owner: Any
-        for owner in (
-            self._loader,
-            getattr(self._loader, "sampler", None),
-            getattr(self._loader, "batch_sampler", None),
-        ):
+        for owner in (self._loader, *samplers_of(self._loader)):
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):
                 generator.manual_seed(seed)
@@ -348,7 +357,8 @@ def parts_of(batch: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
         keys = list(batch)
         return [*batch.values()], lambda parts: dict(zip(keys, parts, strict=True))
     if isinstance(batch, tuple | list) and all(isinstance(t, Tensor) for t in batch):
-        return [*batch], list if isinstance(batch, list) else tuple
+        named = getattr(type(batch), "_make", None)
+        return [*batch], named or (list if isinstance(batch, list) else tuple)
     raise TypeError(
         f"Invalid loader: a minibatch is a {type(batch).__name__} (must be, for "
         "compiled blocks, a Tensor, or a tuple, list or dict of Tensors)"

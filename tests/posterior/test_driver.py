@@ -335,11 +335,19 @@ def test_data_sets_that_draw(tmp_path, kind):
     assert go("parts", 8, 20) == whole
 
 
-@pytest.mark.parametrize("kind", ["independent", "generator", "frozen", "workers"])
+@pytest.mark.parametrize(
+    "kind", ["independent", "generator", "frozen", "workers", "batches"]
+)
 def test_what_a_loader_remembers(tmp_path, kind):
     """The same chain from a fresh loader and from one that was used."""
     if kind == "independent":
         batches = sg.IndependentBatchSampler(ROWS, 10, seed=1)
+        used = torch.utils.data.DataLoader(data(), batch_sampler=batches)
+    elif kind == "batches":
+        rows = torch.utils.data.RandomSampler(
+            data(), generator=torch.Generator().manual_seed(2)
+        )
+        batches = torch.utils.data.BatchSampler(rows, 10, drop_last=False)
         used = torch.utils.data.DataLoader(data(), batch_sampler=batches)
     elif kind == "workers":
         used = torch.utils.data.DataLoader(

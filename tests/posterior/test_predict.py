@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import torch_sgmcmc as sg
 
@@ -464,10 +464,18 @@ def test_batch_norm_of_the_draw():
     close(sg.predict(model, draws, x).mean, p.mean(0))
 
 
+class Merged(nn.Dropout):
+    """A layer with a train() of its own, as adapters have."""
+
+    def train(self, mode=True):
+        return super().train(mode)
+
+
+@pytest.mark.parametrize("kind", [nn.Dropout, Merged])
 @pytest.mark.parametrize("buffers", [True, False])
-def test_batch_norm_refreshed_for_each_draw(buffers):
+def test_batch_norm_refreshed_for_each_draw(buffers, kind):
     model, x = with_batch_norm(), inputs()
-    model.add_module("4", nn.Dropout(0.5))  # must not act while refreshing
+    model.add_module("4", kind(0.5))  # must not act while refreshing
     draws = draws_of(model, 4, buffers=buffers)
     data = list(inputs(60).split(20))
     expected = []
@@ -534,8 +542,13 @@ def test_inputs_that_change_are_refused():
     model, x = network(), inputs()
     draws = draws_of(model, 2)
     data = TensorDataset(x)
-    with pytest.raises(ValueError, match="DataLoader that shuffles"):
-        sg.predict(model, draws, DataLoader(data, shuffle=True))
+    for shuffled in (
+        DataLoader(data, shuffle=True),
+        DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 5, False)),
+        DataLoader(data, batch_sampler=sg.IndependentBatchSampler(len(x), 5, seed=0)),
+    ):
+        with pytest.raises(ValueError, match="DataLoader that shuffles"):
+            sg.predict(model, draws[:1], shuffled)
     with pytest.raises(TypeError, match="an iterator of type generator"):
         sg.predict(model, draws, (b for b in x.split(5)))
     with pytest.raises(TypeError, match="of type tuple"):
@@ -567,10 +580,27 @@ def test_inputs_that_change_are_refused():
         assert torch.equal(predictive.result().mean, whole.mean)
 
 
+class Noisy(TensorDataset):
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0] + torch.randn(())
+
+
+def test_random_numbers_of_torch_are_noticed():
+    """Each evaluation has others, and the program's own go on."""
+    model, x = network(), inputs()
+    draws, state = draws_of(model, 2), torch.get_rng_state()
+    with pytest.raises(ValueError, match="batch 1 is another than before"):
+        sg.predict(model, draws, DataLoader(Noisy(x), 8))
+    with pytest.warns(UserWarning, match="draws random numbers in eval"):
+        sg.predict(model, draws, x, forward=lambda m, x: m(x + torch.randn(())))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
         ({"link": "probit"}, ValueError, "Invalid link: 'probit'"),
+        ({"link": lambda o: o * 1j}, TypeError, "returned torch.complex64 .*real"),
         ({"dim": 0}, ValueError, "Invalid dim: 0 is not the classes'"),
         ({"dim": 2}, ValueError, "Invalid dim: 2"),
         ({"dim": 1.0}, TypeError, "Invalid dim: 1.0"),

@@ -144,6 +144,8 @@ class Terms:
     ) -> None:
         # Functions may return views of the outputs.
         self.values = link.values(outputs, overwrite=not functions)
+        if isinstance(self.values, Tensor) and self.values.dtype is torch.bool:
+            self.values = self.values.byte()  # which have a difference
         aleatoric = link.aleatoric(self.values, outputs)
         self.means = {} if aleatoric is None else {"": aleatoric}
         self.means |= {name: f(outputs) for name, f in functions.items()}
@@ -156,6 +158,11 @@ class Terms:
                     f"Invalid {name}: it returned a {type(term).__name__} (must be a "
                     "Tensor)"
                 )
+            if term.is_complex():
+                raise TypeError(
+                    f"Invalid {name}: it returned {term.dtype} (must be real: return "
+                    "torch.view_as_real)"
+                )
             if term.dim() == 0 or len(term) != rows:
                 raise ValueError(
                     f"Invalid {name}: it returned shape {list(term.shape)} for "
@@ -163,7 +170,7 @@ class Terms:
                 )
 
 
-_SUMS = ("origin", "distances", "squares")
+SUMS = ("origin", "distances", "squares")
 
 
 class Sums:
@@ -218,7 +225,7 @@ class Sums:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the sums, as in C++; tensors are shared, not copied."""
-        state: dict[str, Any] = {name: getattr(self, name) for name in _SUMS}
+        state: dict[str, Any] = {name: getattr(self, name) for name in SUMS}
         dtype = str(self.dtype).removeprefix("torch.")
         return state | {"means": {**self.means}, "dtype": dtype, "kept": [*self.kept]}
 
@@ -227,7 +234,7 @@ class Sums:
         """Returns a copy of a state dict's tensors."""
         sums = cls.__new__(cls)
         sums.dtype = getattr(torch, str(state["dtype"]).removeprefix("torch."))
-        for name in _SUMS:
+        for name in SUMS:
             setattr(sums, name, state[name].to(device, copy=True))
         sums._distance = torch.empty_like(sums.origin)
         sums.means = {k: t.to(device, copy=True) for k, t in state["means"].items()}

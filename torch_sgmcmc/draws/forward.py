@@ -17,6 +17,8 @@ from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomS
 
 from torch_sgmcmc.core import utils
 from torch_sgmcmc.core.hyperparams import check_integer, check_real, wrong_type
+from torch_sgmcmc.core.random_state import fold_in
+from torch_sgmcmc.data import IndependentBatchSampler, samplers_of
 from torch_sgmcmc.draws.store import Draw
 from torch_sgmcmc.draws.store_files import checksums
 
@@ -179,11 +181,16 @@ def has_modes(model: nn.Module) -> bool:
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module, number: int) -> Iterator[None]:
     """Evaluates without dropout, recorded graph or use of random numbers.
 
     Calls the model's eval() and train(), which may write into its tensors. Tensors and
     the flags of single frozen modules are restored.
+
+    Args:
+        model: what is evaluated.
+        number: of the evaluation. Each has its own random numbers, so that shuffled
+            inputs and noisy models are noticed.
     """
     flags = [(module, module.training) for module in model.modules()]
     is_training = model.training
@@ -191,6 +198,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     device = model_device(model)
     cuda = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(cuda), torch.no_grad():  # loaders draw seeds
+        seed = fold_in(int(torch.randint(2**63 - 1, (), device="cpu")), number)
+        torch.default_generator.manual_seed(seed)
+        for each in cuda:
+            torch.cuda.default_generators[each.index].manual_seed(seed)
         try:
             model.train(has_modes(model))  # its eval() is called with a draw's tensors
             yield
@@ -295,7 +306,12 @@ def weight_of(draw: Any, weight: Any) -> float:
     return number
 
 
-_SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+_SHUFFLING = (
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    IndependentBatchSampler,
+)
 # Numbers of a batch that are compared between passes.
 _PROBED = 64
 
@@ -354,7 +370,7 @@ class Batches:
                 "a Tensor, a mapping from names to Tensors, or a list or DataLoader"
             )
             raise wrong_type(name, inputs, f"{wanted} of batches")
-        if in_order and isinstance(getattr(inputs, "sampler", None), _SHUFFLING):
+        if in_order and any(isinstance(s, _SHUFFLING) for s in samplers_of(inputs)):
             raise ValueError(
                 f"Invalid {name}: a DataLoader that shuffles (rows of predictions are "
                 "in the order of the inputs: shuffle=False)"
@@ -404,8 +420,9 @@ class Batches:
 
     def _split(self, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
         tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
-        rows = {len(tensor) for tensor in tensors if tensor.dim()}
-        if len(rows) != 1 or len(tensors) < len(inputs):
+        rows = {len(tensor) if tensor.dim() else 1 for tensor in tensors}
+        is_split = all(tensor.dim() for tensor in tensors)
+        if len(rows) != 1 or len(tensors) < len(inputs) or not is_split:
             raise ValueError(
                 f"Invalid {self._name}: a mapping with values of {sorted(rows)} rows "
                 "(must be Tensors of as many rows each)"
@@ -449,6 +466,7 @@ class BatchNorm:
             for name, layer in model.named_modules()
             if isinstance(layer, _BatchNorm) and layer.running_mean is not None
         }
+        self._modules = [*model.modules()]
         self._refresh = refresh
         self._buffers = [
             f"{name}.{kind}" if name else kind
@@ -499,16 +517,20 @@ class BatchNorm:
     @contextmanager
     def _averaging(self) -> Iterator[None]:
         """Sets only these layers to training mode, with equal weights of batches."""
-        before = [(m, m.momentum, m.training) for m in self._layers.values()]
+        modes = [(module, module.training) for module in self._modules]
+        momenta = [(layer, layer.momentum) for layer in self._layers.values()]
         try:
+            for module in self._modules:
+                module.training = False
             for layer in self._layers.values():
                 layer.momentum = None
                 layer.training = True
             yield
         finally:
-            for layer, momentum, training in before:
+            for layer, momentum in momenta:
                 layer.momentum = momentum
-                layer.training = training
+            for module, training in modes:
+                module.training = training
 
 
 def _before_last(model: nn.Module, layers: list[str]) -> set[str]:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from torch_sgmcmc.core.hyperparams import check_integer, check_real, wrong_type
+from torch_sgmcmc.core.state_dict import check_keys
 from torch_sgmcmc.core.utils import progress_bar, unwrapped
-from torch_sgmcmc.draws.averages import Link, Sums, Terms, weighted_quantiles
+from torch_sgmcmc.draws.averages import SUMS, Link, Sums, Terms, weighted_quantiles
 from torch_sgmcmc.draws.forward import (
     Batches,
     BatchNorm,
@@ -192,6 +193,7 @@ class Predictive:
         self._batch_norm = BatchNorm(model, refresh)
         self._sums: Sums | None = None
         self._weights: list[float] = []
+        self._looks = 0
 
     @property
     def num_draws(self) -> int:
@@ -234,7 +236,7 @@ class Predictive:
             )
         if not numbers:
             raise ValueError("Invalid draws: there is none")
-        with evaluating(self._model):
+        with evaluating(self._model, 2 * len(self._weights)):
             terms = self._terms([self._tensors(draw) for draw in draws])
         if self._sums is None:
             self._sums = Sums(terms[0])
@@ -250,7 +252,8 @@ class Predictive:
 
     def of_first_batch(self, draw: Any) -> Tensor:
         """Returns a draw's outputs for the first batch of inputs."""
-        with evaluating(self._model):
+        self._looks += 1
+        with evaluating(self._model, 2 * self._looks + 1):
             return self._evaluation.outputs(self._tensors(draw), [self._batches.first])
 
     @property
@@ -340,6 +343,7 @@ class Predictive:
             )
         state, loaded = state_dict["sums"], None
         if state is not None:
+            check_keys(state, "Predictive", *SUMS, "means", "dtype", "kept")
             names = {*self._functions}
             if self._link.has_entropy or self._link.has_noise:
                 names.add("")
