@@ -259,12 +259,15 @@ def regression_scores(
 
     Args:
         model: as for :func:`~torch_sgmcmc.predict`.
-        draws: as for ``predict``; all have equal weight.
+        draws: as for ``predict``, of equal weight.
         inputs: as for ``predict``.
         targets: y, of the shape of the model's outputs, or of their means.
         likelihood: a Gaussian one of :mod:`torch_sgmcmc.losses`, or "heteroscedastic".
         level: of central intervals, in (0, 1). Default: 0.9.
         **options: options of :class:`~torch_sgmcmc.Predictive`.
+
+    Raises:
+        TypeError, ValueError: as by ``predict``; or the draws have unequal weights.
 
     Reference:
         E. P. Grimit, T. Gneiting, V. J. Berrocal and N. A. Johnson, The continuous
@@ -274,6 +277,8 @@ def regression_scores(
     check_real("level", level, high=1.0, low_open=True)
     if "link" in options:
         raise TypeError("Invalid link: the likelihood sets it")
+    if "weights" in options:
+        raise TypeError("Invalid weights: scores of weighted draws are not known")
     chosen = likelihood_of(likelihood)
     if chosen.link != "gaussian":
         raise ValueError(
@@ -284,6 +289,12 @@ def regression_scores(
     options |= {"link": "identity", "forward": forward, "keep_draws": True}
     found = predict(model, draws, inputs, **options)
     assert found.draws is not None
+    if found.effective_draws < found.num_draws * (1 - 1e-9):
+        raise ValueError(
+            f"Invalid draws: {found.num_draws} with weights like those of "
+            f"{found.effective_draws:.3g} (must be equal: with decreasing steps or "
+            "signs only predict() has averages)"
+        )
     if found.draws.dim() < 3 or found.draws.shape[-1] % 2:
         raise ValueError(
             f"Invalid outputs: shape {list(found.draws.shape[1:])} (the last dimension "

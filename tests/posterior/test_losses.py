@@ -172,6 +172,8 @@ def test_likelihoods_by_name():
         scoring.regression_scores(Line(), draws, INPUTS, TARGETS, "regression")
     with pytest.raises(ValueError, match=r"Invalid targets: shape \[7\]"):
         scoring.regression_scores(Line(), draws, INPUTS, TARGETS[:, 0], NOISY)
+    with pytest.raises(TypeError, match="Invalid weights"):
+        scoring.regression_scores(Line(), draws, INPUTS, TARGETS, NOISY, weights=[1])
     with pytest.raises(TypeError, match=r"losses\.gaussian"):
         sg.losses.likelihood_of("regression")(Line(), (INPUTS, TARGETS))
 
