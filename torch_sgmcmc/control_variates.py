@@ -73,9 +73,11 @@ class ControlVariates:
 
     Note:
         ``loss_fn`` is called twice for a minibatch, first at the anchor: use ``eval()``
-        mode for batch norm. Save ``estimator.state_dict()`` along with the sampler's to
-        resume bitwise identically. For several chains in a leading dimension of the
-        parameters, let ``loss_fn`` return the sum of the chains' mean losses. Not for
+        mode for batch norm. Parameters outside of the sampler get no gradient, and must
+        stay as they are until the next :meth:`set_anchor`. Save
+        ``estimator.state_dict()`` along with the sampler's to resume bitwise
+        identically. For several chains in a leading dimension of the parameters, let
+        ``loss_fn`` return the sum of the chains' mean losses. Not for
         ``torch.amp.GradScaler``: the full gradient is not scaled. More:
         docs/samplers/control_variates.md.
 
@@ -107,6 +109,7 @@ class ControlVariates:
         self.progress = progress
         self._anchor: list[Tensor] | None = None
         self._full_grads: list[Tensor | None] = []
+        self._ids: list[int] = []  # of the parameters that it is of
 
     def set_anchor(self, loader: Iterable[Any]) -> float:
         """Sets the anchor to the present parameters, by a pass through all data.
@@ -148,7 +151,7 @@ class ControlVariates:
                 "the full gradient is not finite at the present parameters"
             )
         self._anchor = [p.detach().clone() for p in params]
-        self._full_grads = full
+        self._full_grads, self._ids = full, [*map(id, params)]
         return total_loss / count
 
     def backward(
@@ -222,6 +225,7 @@ class ControlVariates:
             None if t is None else t.to(p.device, state_dtype(p), copy=True)
             for t, p in zip(full, params, strict=True)
         ]
+        self._ids = [*map(id, params)]
 
     def _params(self) -> list[Tensor]:
         groups = self.sampler.param_groups
@@ -232,15 +236,15 @@ class ControlVariates:
             raise RuntimeError(
                 f"{type(self).__name__} has no anchor yet: call set_anchor() first"
             )
-        fits = len(params) == len(self._anchor) and all(
+        fits = self._ids == [*map(id, params)] and all(
             (p.shape, p.dtype, p.device) == (a.shape, a.dtype, a.device)
             for p, a in zip(params, self._anchor, strict=True)
         )
         if not fits:
             raise RuntimeError(
                 f"{type(self).__name__} has an anchor for other parameters than the "
-                "sampler's (their number, a shape, dtype or device has changed): call "
-                "set_anchor() again"
+                "sampler's (others require gradients, or a shape, dtype or device has "
+                "changed): call set_anchor() again"
             )
         return self._anchor
 
@@ -272,7 +276,8 @@ class ControlVariates:
                     "loss_fn returned a loss without a graph: it must compute it from "
                     "the sampler's parameters, with gradients enabled"
                 )
-            loss.backward(create_graph=create_graph)
+            # Of these alone: other parameters may be another sampler's.
+            loss.backward(create_graph=create_graph, inputs=params)
         grads = [p.grad for p in params]
         if any(g is not None and g.layout is not torch.strided for g in grads):
             raise RuntimeError(

@@ -341,3 +341,17 @@ def test_progress(capsys):
     assert "full gradient" in capsys.readouterr().err
     problem.estimator().backward(problem.batch([1]))
     assert len(problem.grads()) == 3
+
+
+def test_parameters_of_other_samplers_keep_their_gradients():
+    """Nested samplers: each is given the gradients of its own parameters."""
+    a, b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.zeros(()))
+    x = torch.linspace(-1, 1, 30).view(10, 3)
+    loss = lambda rows: (x[rows] @ a + b).square().mean()  # noqa: E731
+    sampler = sg.SGLD([a], 1e-3, num_data=10, seed=1)
+    estimator = sg.SVRG(
+        sampler, loss, torch.arange(10).split(4), refresh_every=9, progress=False
+    )
+    b.grad = torch.tensor(7.0)
+    estimator.backward(torch.arange(5))
+    assert a.grad is not None and b.grad == 7.0

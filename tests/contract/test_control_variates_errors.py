@@ -78,8 +78,9 @@ def test_there_must_be_data():
 
 def test_the_parameters_must_be_those_of_the_anchor():
     text = (
-        "ControlVariates has an anchor for other parameters than the sampler's (their "
-        "number, a shape, dtype or device has changed): call set_anchor() again"
+        "ControlVariates has an anchor for other parameters than the sampler's (others "
+        "require gradients, or a shape, dtype or device has changed): call "
+        "set_anchor() again"
     )
 
     def shape(problem):
@@ -94,7 +95,12 @@ def test_the_parameters_must_be_those_of_the_anchor():
     def frozen(problem):
         problem.params[2].requires_grad_(False)
 
-    for change in (shape, dtype, added, frozen):
+    def swapped(problem):
+        other = nn.Parameter(torch.ones_like(problem.params[2]))
+        problem.sampler.param_groups[0]["params"].append(other)
+        problem.params[2].requires_grad_(False)
+
+    for change in (shape, dtype, added, frozen, swapped):
         problem = Problem()
         estimator = problem.estimator()
         change(problem)
