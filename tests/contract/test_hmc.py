@@ -388,3 +388,21 @@ def test_losses_of_chains_of_wrong_shapes():
         message = f"Invalid loss: shape {list(shape)} ({wanted})"
         step_fails(sampler, partial(closure, shape), ValueError, message)
     sampler.step(lambda: closure((4,)))
+
+
+def test_a_loss_as_a_number_keeps_its_digits():
+    """A Python float has those of float64."""
+    found = []
+    for as_number in (False, True):
+        p = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+        sampler = sg.HMC([p], 1.2e-4, num_steps=3, num_data=1e8, seed=0)
+
+        def closure(p=p, as_number=as_number):
+            loss = p.square().sum() / 2 + 7
+            loss.backward()
+            return loss.item() if as_number else loss
+
+        for _ in range(50):
+            sampler.step(closure)
+        found.append((p.item(), sampler.acceptance_rate))
+    assert found[0] == found[1] and found[0][1] > 0.7

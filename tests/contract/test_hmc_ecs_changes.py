@@ -191,8 +191,8 @@ class Failing:
 
 
 SAVING = (
-    "HMCECS cannot be saved inside a warm-up. Finish the warm-up (after an exception, "
-    "call warmup() again), then save. Or give it up by set_anchor()"
+    "HMCECS cannot be saved inside a warm-up or before a first step with other "
+    "parameters (make the step, another warm-up, or set_anchor())"
 )
 
 
@@ -299,3 +299,23 @@ def test_groups_that_are_empty_so_far():
     sampler.load_state_dict(sampler.state_dict())
     with pytest.raises(RuntimeError, match=r"^HMCECS has no parameters that require"):
         sampler.step(lambda indices: indices)
+
+
+def test_the_anchor_is_of_the_parameters_that_are_sampled():
+    """Two of equal size take turns."""
+    x = torch.linspace(-1, 1, 40, dtype=F64)
+    one, two = (torch.nn.Parameter(torch.full((1,), v, dtype=F64)) for v in (1.0, 3.0))
+    two.requires_grad_(False)
+
+    def closure(indices):
+        return -((x[indices] * one + two - 2) ** 2) / 2
+
+    sampler = sg.HMCECS([one, two], num_data=40, subsample_size=8, num_blocks=2, seed=0)
+    sampler.step(closure)
+    one.requires_grad_(False)
+    two.requires_grad_(True)
+    with pytest.raises(RuntimeError, match="before a first step with other"):
+        sampler.state_dict()
+    sampler.step(closure)
+    assert sampler.state["control_variates"]["anchor"].item() == 3.0
+    sampler.load_state_dict(sampler.state_dict())

@@ -95,6 +95,14 @@ def hyperprior(**options):
     return sg.GammaPrecision(make(sg.SGLD), **options)
 
 
+def test_a_precision_without_a_law():
+    """A shape below 1 at a low temperature."""
+    sampler = sg.SGLD([torch.nn.Parameter(torch.ones(1))], 0.1, num_data=1, seed=0)
+    sampler.param_groups[0]["temperature"] = 0.1
+    with pytest.raises(ValueError, match=r"0.1 with the 1 numbers of group 0 at temp"):
+        sg.GammaPrecision(sampler, shape=0.1).step()
+
+
 @pytest.mark.parametrize("name", ["shape", "rate"])
 def test_gamma_precision_arguments(name):
     sampler = make(sg.SGLD)

@@ -407,6 +407,10 @@ def test_errors():
     refused(torch.tensor(math.inf), ValueError, "Invalid prior_mean: inf")
     with pytest.raises(ValueError, match="give each group its own prior_mean"):
         sgld([{"params": [p]} for p in params], prior_mean=[good[0]])
+    sampler = sgld(params[:1], prior_mean=good[:1])
+    with pytest.raises(ValueError, match="give each group its own prior_mean"):
+        sampler.add_param_group({"params": params[1:]})
+    sampler.add_param_group({"params": params[1:], "prior_mean": 0.0})
 
 
 def test_errors_change_nothing():

@@ -386,3 +386,42 @@ def test_state_dicts_with_a_broken_clock():
     wanted = "must be 7, and 3 for each of at most 32 observations"
     with refused(ValueError, f"Invalid clock: it has 5 numbers ({wanted})"):
         sampler.load_state_dict(state)
+
+
+@pytest.mark.parametrize("is_replaced", [True, False])
+def test_another_prior_mean_is_another_target(is_replaced):
+    params = two()
+    means = [torch.zeros_like(p) for p in params]
+    sampler = make(params, prior_mean=means)
+    closure = Draws(params)
+    run(sampler, closure, 20)
+    before = [p.detach().clone() for p in params]
+    looks = sampler.param_groups[0]["num_observations"]
+    state = sampler.state[params[0]]
+    if is_replaced:
+        state["prior_mean"] = torch.full_like(params[0], 3.0).detach()
+    else:
+        state["prior_mean"].fill_(3.0)
+    sampler.step(closure)
+    assert_same(before, [p.detach() for p in params])
+    assert sampler.param_groups[0]["num_observations"] == looks + 1
+    assert sampler._trajectory.parts[0].prior_means[0] is state["prior_mean"]
+
+
+def test_a_newcomer_without_v_is_refused():
+    params = two()
+    params[1].requires_grad_(False)
+    sampler = make(params, preconditioned=True)
+    closure = Draws(params)
+    run(sampler, closure, 30)
+    sampler.param_groups[0]["adapt"] = False
+    params[1].requires_grad_(True)
+    words = (
+        "SBPS has a parameter without V, which adapt=False would keep at 0, and it "
+        "would hold up all others (set adapt=True for some steps after parameters are "
+        "added or unfrozen)"
+    )
+    with refused(RuntimeError, words):
+        sampler.step(closure)
+    sampler.param_groups[0]["adapt"] = True
+    run(sampler, closure, 30)

@@ -235,6 +235,13 @@ def test_time_averages_are_integrals_along_the_lines():
     assert_same([average.mean(p) for p in params], [rest.mean(p) for p in params])
     rest.remove()
     before = rest.time
+    # A frozen parameter stands still, and its time counts.
+    params[0].requires_grad_(False)
+    begun, still = average.time, average.mean(params[0]) * average.time
+    run(sampler, Draws(params[1:]), 5)
+    still += (average.time - begun) * params[0].detach()
+    torch.testing.assert_close(average.mean(params[0]) * average.time, still)
+    params[0].requires_grad_(True)
     run(sampler, Draws(params), 5)
     assert rest.time == before < average.time
 

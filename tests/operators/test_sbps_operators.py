@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from torch_sgmcmc.core import ops as ops
+from torch_sgmcmc.samplers._sbps.observation import rate_of
 from torch_sgmcmc.samplers._sbps.statistics import Evaluations
-from torch_sgmcmc.samplers._sbps.trajectory import rate_of
 
 DECAY = 0.37  # λ / N
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.hyperparams import check_integer, draw_seed
+from torch_sgmcmc.core.utils import Interrupts
 
 #: Keys of a group: the start and the size of each of its parameters, and, equal in all
 #: groups, the first unused element.
@@ -148,9 +149,10 @@ class RandomState:
 
     def set_progress(self, groups: Sequence[dict[str, Any]], **values: Any) -> None:
         """Sets further counters."""
-        self.progress.update(values)
-        for group in groups:
-            group.update(values)
+        with Interrupts():
+            self.progress.update(values)
+            for group in groups:
+                group.update(values)
 
     def put_on(self, device: torch.device) -> None:
         """Moves the counters to a device."""

@@ -194,7 +194,10 @@ class Sampler(Hooks):
         self._is_complete = False
         super().__init__(params, defaults)
         del self._is_complete
-        del self._first_means
+        if self._first_means is None:
+            del self._first_means
+        else:  # later groups give their own
+            self._first_means = []
         context = context_of(self)
         check_memory(context)
         self._check_ranks()

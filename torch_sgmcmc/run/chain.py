@@ -362,6 +362,8 @@ class _Run:
         self._bar.set_postfix_str(text, refresh=False)
 
     def _step(self, collector: Collector) -> None:
+        group = self._sampler.param_groups[0]
+        refreshed = group.get("num_refreshments")
         try:
             if self._blocks is None:
                 self._sampler.step(self._closure_with(collector))
@@ -371,11 +373,13 @@ class _Run:
             if "not finite" not in str(error):
                 raise
             raise RuntimeError(self._describe_divergence(str(error))) from error
+        # At T = 0, while cycles explore, there is no precision to draw; and a path is a
+        # draw where it is refreshed, not where it bounces.
+        has_draw = all(group["temperature"] > 0 for group in self._sampler.param_groups)
+        if refreshed is not None:
+            has_draw = has_draw and group["num_refreshments"] > refreshed
         for schedule in self._schedules:
-            # At T = 0, while cycles explore, there is no precision to draw.
-            if not isinstance(schedule, GammaPrecision) or all(
-                group["temperature"] > 0 for group in self._sampler.param_groups
-            ):
+            if has_draw or not isinstance(schedule, GammaPrecision):
                 schedule.step()
 
     def _make_blocks(self) -> Blocks:

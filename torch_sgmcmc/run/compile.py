@@ -168,7 +168,7 @@ class _Traced(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What has been checked and made of a sampler, while a snapshot of it holds."""
+    """A checked sampler's inputs of graphs, valid while a snapshot of it holds."""
 
     traced: _Traced
     snapshot: Snapshot

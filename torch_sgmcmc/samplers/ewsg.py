@@ -29,6 +29,7 @@ from torch_sgmcmc.core.state import prior_of, rescalings, start_masters, start_m
 from torch_sgmcmc.core.state_dict import check_count, check_part
 from torch_sgmcmc.core.step_plan import Operator, StepPlan
 from torch_sgmcmc.core.steps import check_groups, gather, gather_work, settle_created
+from torch_sgmcmc.core.utils import Interrupts
 
 _SURROGATES = next(s.words for s in settings("EWSG") if s.name == "surrogate")
 
@@ -316,7 +317,7 @@ class EWSG(SharedSettings):
             if plan is None:
                 return loss
             try:
-                numbers, accepted = self._choose(closure, context, plan, grads, numbers)
+                self._choose(closure, context, plan, grads, numbers)
             except RuntimeError:
                 gather_work(self)  # its error names the parameter
                 raise
@@ -327,14 +328,6 @@ class EWSG(SharedSettings):
             count_skipped_step(context)
             # Its minibatches are not drawn again, and the index chain restarts.
             self._set(num_drawn=self._num_drawn, minibatches=[])
-            return loss
-        proposals = length * (first["num_chains"] or 1)
-        self._set(
-            num_proposals=progress["num_proposals"] + proposals,
-            num_accepted=progress["num_accepted"] + accepted,
-            num_drawn=self._num_drawn,
-            minibatches=numbers if persistent else [],
-        )
         return loss
 
     def _choose(
@@ -344,13 +337,8 @@ class EWSG(SharedSettings):
         plan: StepPlan,
         grads: list[Tensor],
         numbers: list[int],
-    ) -> tuple[list[int], int | Tensor]:
-        """Runs the index chain, and makes the update with the final gradients.
-
-        Returns:
-            The numbers of their minibatches, and the number of accepted proposals (a
-            tensor where the host would have to wait).
-        """
+    ) -> None:
+        """Runs the index chain, and makes the update with the final gradients."""
         length = self.param_groups[0]["index_chain_length"]
         chains = self.param_groups[0]["num_chains"]
         if length == 0 or (chains or 1) > 1:  # else the comparison checks them
@@ -375,11 +363,14 @@ class EWSG(SharedSettings):
             more: int | Tensor
             if is_fused:
                 of_ratio = (self._LOG_RATIO, self._ratio_numbers, proposal)
-                more = plan.decide(grads, proposed, *of_ratio)
+                with Interrupts():  # the step is counted with its minibatches
+                    more = plan.decide(grads, proposed, *of_ratio)
+                    grads, numbers = (proposed, fresh) if more else (grads, numbers)
+                    if more >= 0:
+                        self._count(accepted + more, numbers)
                 if more < 0:
                     check_finite(context, work)
                     check_finite(context, other)
-                grads, numbers = (proposed, fresh) if more else (grads, numbers)
             else:
                 grads, numbers, more = self._decide(
                     context, plan, grads, proposed, numbers, fresh, proposal
@@ -388,8 +379,20 @@ class EWSG(SharedSettings):
         for p, grad in zip(plan.params, grads, strict=True):
             p.grad = grad
         if not is_fused:  # else the decision has made the update
-            self._launch(context, plan, grads)
-        return numbers, accepted
+            with Interrupts():
+                self._launch(context, plan, grads)
+                self._count(accepted, numbers)
+
+    def _count(self, accepted: int | Tensor, numbers: list[int]) -> None:
+        """Counts the proposals of a step, and its minibatches as drawn."""
+        first, progress = self.param_groups[0], self._context.rng.progress
+        proposals = first["index_chain_length"] * (first["num_chains"] or 1)
+        self._set(
+            num_proposals=progress["num_proposals"] + proposals,
+            num_accepted=progress["num_accepted"] + accepted,
+            num_drawn=self._num_drawn,
+            minibatches=numbers if first["persistent_index_chain"] else [],
+        )
 
     def _gradients_like(self, context: StepContext, plan: StepPlan) -> list[Tensor]:
         """Returns the closure's gradients, in the plan's order."""

@@ -31,7 +31,7 @@ from torch_sgmcmc.core.spec import SamplerSpec, Takes, Traits
 from torch_sgmcmc.core.state import MASS, check_saved_diagonal, diagonals, note_given
 from torch_sgmcmc.core.state_dict import check_part
 from torch_sgmcmc.core.steps import check_groups, gather_work
-from torch_sgmcmc.core.utils import progress_bar
+from torch_sgmcmc.core.utils import Interrupts, progress_bar
 from torch_sgmcmc.samplers.hmc_dynamics import (
     MOST_CHANGES,
     MOST_WARMUP_STEPS,
@@ -395,22 +395,26 @@ class HMC(SharedSettings):
             return fresh_gradients(self, closure), gather_work(self, checked=True)
 
         sizes = group["num_steps"], group["trajectory_length"], group["step_size"]
-        end = trajectory.integrate(gradients, leapfrog_steps(*sizes, most_steps))
-        log_ratios = torch.empty(0, dtype=torch.float64)
-        if start is not None and end is not None:
-            end_losses, energy = end
-            log_ratios = (start - energy) / group["temperature"]
-            accepted = trajectory.decide(log_ratios)
-            losses = torch.where(accepted, end_losses, losses)
-            divergences = int((~log_ratios.isfinite()).sum())
-            self._set(
-                num_trajectories=group["num_trajectories"] + len(accepted),
-                num_accepted=group["num_accepted"] + int(accepted.sum()),
-                num_divergences=group["num_divergences"] + divergences,
-            )
-        trajectory.keep()
-        context.rng.count()
-        self._known = (losses, self._marks()) if start is not None else None
+        log_ratios, is_made = torch.empty(0, dtype=torch.float64), False
+        try:
+            end = trajectory.integrate(gradients, leapfrog_steps(*sizes, most_steps))
+            with Interrupts():  # all of this, or nothing
+                counts = {}
+                if start is not None and end is not None:
+                    end_losses, energy = end
+                    log_ratios = (start - energy) / group["temperature"]
+                    accepted = trajectory.decide(log_ratios)
+                    losses = torch.where(accepted, end_losses, losses)
+                    counts = _counts(group, accepted, log_ratios)
+                is_made = True
+                trajectory.keep()
+                self._set(**counts)
+                context.rng.count()
+                is_known = start is not None
+                self._known = (losses, self._marks()) if is_known else None
+        finally:
+            if not is_made:
+                trajectory.restore()
         return log_ratios
 
     def _marks(self) -> list[tuple[int, int]]:
@@ -443,3 +447,15 @@ class HMC(SharedSettings):
             )
         if self._num_changes == MOST_CHANGES:
             warn(changed_target())
+
+
+def _counts(
+    group: dict[str, Any], accepted: Tensor, log_ratios: Tensor
+) -> dict[str, int]:
+    """Returns the counters after a test of each chain's trajectory."""
+    return {
+        "num_trajectories": group["num_trajectories"] + len(accepted),
+        "num_accepted": group["num_accepted"] + int(accepted.sum()),
+        "num_divergences": group["num_divergences"]
+        + int((~log_ratios.isfinite()).sum()),
+    }

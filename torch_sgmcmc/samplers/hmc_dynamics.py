@@ -118,35 +118,33 @@ class Trajectory:
         self.context, self.group = context, context.groups[0]
         self.is_tested = self.group["metropolis"]
         self.motion = [MovingLists.begin(context, lists) for lists in work]
+        for motion in self.motion:
+            motion.save()
 
     def integrate(
         self, gradients: Callable[[], tuple[Any, list[TensorLists]]], steps: int
     ) -> tuple[Tensor, Tensor] | None:
         """Makes leapfrog steps; returns :meth:`energies` at their end for the test.
 
-        After an error the parameters are as before.
-
         Args:
             gradients: returns the loss and the gradients where the parameters are.
             steps: the number of leapfrog steps, >= 1.
         """
         step_size, loss = self.group["step_size"], None
+        for i in range(steps):
+            kick = step_size if i > 0 else step_size / 2
+            self._leapfrog(kick, drift=step_size)
+            loss, following = gradients()
+            self._take(following)
+        self._leapfrog(step_size / 2, drift=0.0)
+        return self.energies(loss) if self.is_tested else None
+
+    def restore(self) -> None:
+        """Moves the parameters back to where the trajectory began."""
         for motion in self.motion:
-            motion.save()
-        try:
-            for i in range(steps):
-                kick = step_size if i > 0 else step_size / 2
-                self._leapfrog(kick, drift=step_size)
-                loss, following = gradients()
-                self._take(following)
-            self._leapfrog(step_size / 2, drift=0.0)
-            return self.energies(loss) if self.is_tested else None
-        except BaseException:
-            for motion in self.motion:
-                pairs = zip(motion.lists.params, motion.params_before, strict=True)
-                for p, before in pairs:
-                    p.copy_(before)
-            raise
+            pairs = zip(motion.lists.params, motion.params_before, strict=True)
+            for p, before in pairs:
+                p.detach().copy_(before)  # an interrupt may leave autograd on
 
     def _take(self, following: list[TensorLists]) -> None:
         if not same_parameters([motion.lists for motion in self.motion], following):
@@ -232,7 +230,9 @@ def _losses(loss: Any, chains: int | None, device: torch.device) -> Tensor:
             "HMC got no loss from the closure, which must return it for the "
             "Metropolis test (metropolis=False makes none)"
         )
-    loss = torch.as_tensor(loss).detach()
+    if not isinstance(loss, Tensor):  # Python's floats have 64 bits
+        loss = torch.as_tensor(loss, dtype=torch.float64, device="cpu")
+    loss = loss.detach()
     if dtensor.is_dtensor(loss):
         loss = loss.full_tensor()
     expected = [] if chains is None else [chains]

@@ -20,7 +20,7 @@ from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.spec import SamplerSpec, Takes, Traits
 from torch_sgmcmc.core.state_dict import check_count, check_part
 from torch_sgmcmc.core.steps import check_groups
-from torch_sgmcmc.core.utils import progress_bar
+from torch_sgmcmc.core.utils import Interrupts, progress_bar
 from torch_sgmcmc.samplers._ecs.likelihood import Closure, position, refuse_lightning
 from torch_sgmcmc.samplers._ecs.subsample import (
     Estimate,
@@ -195,6 +195,7 @@ class HMCECS(SharedSettings):
 
     # Not saved: the last step's density and end, and proposals for the next steps.
     _last: tuple[Density, Point] | None = None
+    _ids: tuple[int, ...] = ()  # of the parameters that θ* is of
     _proposals: Proposals | None = None
     _is_warming_up: bool = False
 
@@ -433,18 +434,19 @@ class HMCECS(SharedSettings):
         finally:
             self._count(data)
             if not moved:
-                for p, before in zip(data.params, start, strict=True):
-                    p.copy_(before)
-        self._last = target.density, present
-        self.state["subsample"] = present.subsample.save(layout)
-        self._context.rng.count()
-        self._set(
-            num_trajectories=group["num_trajectories"] + 1,
-            num_accepted=group["num_accepted"] + moved,
-            num_divergences=group["num_divergences"] + (not math.isfinite(log_ratio)),
-            num_subsamples_accepted=group["num_subsamples_accepted"] + renewed,
-            sign=int(present.estimate.sign),
-        )
+                torch._foreach_copy_([p.detach() for p in data.params], start)
+        with Interrupts():
+            self._last = target.density, present
+            self.state["subsample"] = present.subsample.save(layout)
+            self._context.rng.count()
+            self._set(
+                num_trajectories=group["num_trajectories"] + 1,
+                num_accepted=group["num_accepted"] + moved,
+                num_divergences=group["num_divergences"]
+                + (not math.isfinite(log_ratio)),
+                num_subsamples_accepted=group["num_subsamples_accepted"] + renewed,
+                sign=int(present.estimate.sign),
+            )
         return log_ratio
 
     def _data(self, closure: Closure | None) -> AllData:
@@ -458,9 +460,10 @@ class HMCECS(SharedSettings):
         params = _sampled(self.param_groups)
         if not params:
             raise RuntimeError("HMCECS has no parameters that require gradients")
-        kept = self.state.get("control_variates")
-        if kept is not None and len(kept["anchor"]) != sum(p.numel() for p in params):
+        ids = tuple(map(id, params))
+        if self._ids not in ((), ids):
             self._parameters_changed()  # some were frozen
+        self._ids = ids
         first, seed = self.param_groups[0], self._context.rng.seed
         return AllData(closure, params, first["num_data"], first["chunk_size"], seed)
 
@@ -517,34 +520,31 @@ class HMCECS(SharedSettings):
         """See :meth:`Sampler.state_dict`.
 
         Raises:
-            RuntimeError: a warm-up has not ended.
-
-        Note:
-            ``torch.distributed.checkpoint`` saves state of parameters alone: the result
-            of its ``get_optimizer_state_dict`` cannot be loaded. Use ``torch.save``.
+            RuntimeError: a warm-up has not ended, or parameters were just frozen.
         """
-        _check_warmed_up(self._is_warming_up)
+        self._check_savable()
         return super().state_dict()
 
     def __getstate__(self) -> dict[str, Any]:
-        _check_warmed_up(self._is_warming_up)
+        self._check_savable()
         return super().__getstate__()
+
+    def _check_savable(self) -> None:
+        ids = tuple(map(id, _sampled(self.param_groups)))
+        if self._is_warming_up or self._ids not in ((), ids):
+            raise RuntimeError(
+                "HMCECS cannot be saved inside a warm-up or before a first step with "
+                "other parameters (make the step, another warm-up, or set_anchor())"
+            )
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         super()._finish_loading(state_dict)
         kept = {key: self.state.pop(key) for key in _KEYS if key in self.state}
         self.state.update(on_host(kept, _sampled(self.param_groups)))
         self._last = self._proposals = None
+        self._ids = tuple(map(id, _sampled(self.param_groups)))
         self._is_warming_up = False
 
 
 def _sampled(groups: list[dict[str, Any]]) -> list[Tensor]:
     return [p for group in groups for p in group["params"] if p.requires_grad]
-
-
-def _check_warmed_up(is_warming_up: bool) -> None:
-    if is_warming_up:
-        raise RuntimeError(
-            "HMCECS cannot be saved inside a warm-up. Finish the warm-up (after an "
-            "exception, call warmup() again), then save. Or give it up by set_anchor()"
-        )

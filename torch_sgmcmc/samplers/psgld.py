@@ -63,7 +63,8 @@ class PSGLD(Sampler):
     * ``adapt`` is False: V stays fixed, and this is SGLD with a step size for each
       coordinate. Adapt during burn-in, then set ``group["adapt"] = False`` in every
       group: the chain is correct from then on; or
-    * ``adapt`` and ``gamma`` are True: Γ makes up for the movement of G.
+    * ``adapt`` and ``gamma`` are True and the Hessian is diagonal: Γ makes up for the
+      movement of G. With correlated coordinates some bias stays (docs/samplers).
 
     The literature's usual practice, ``adapt=True, gamma=False``, does **not** sample
     the target: V follows θ, and the chain samples :math:`e^{-U/T} / E[G | \theta]`, too

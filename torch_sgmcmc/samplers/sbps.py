@@ -46,7 +46,7 @@ from torch_sgmcmc.core.state import (
 )
 from torch_sgmcmc.core.state_dict import check_count, check_part
 from torch_sgmcmc.core.steps import check_groups
-from torch_sgmcmc.core.utils import Slots
+from torch_sgmcmc.core.utils import Interrupts, Slots
 from torch_sgmcmc.samplers._sbps.event import Event
 from torch_sgmcmc.samplers._sbps.statistics import (
     Diagnostics,
@@ -185,8 +185,8 @@ class SBPS(SharedSettings):
     Note:
         All parameters that require gradients move, also where a loss does not depend on
         them. The sampler clears gradients and leaves none. After a change of a
-        parameter between two steps (not through ``.data``) or of a prior precision the
-        particle continues from its present place. More: docs/samplers/sbps.md.
+        parameter between two steps (not through ``.data``), or of T, N or a prior, the
+        next step only observes, at the present place. More: docs/samplers/sbps.md.
 
     Reference:
         A. Pakman, D. Gilboa, D. Carlson and L. Paninski, Stochastic Bouncy Particle
@@ -407,16 +407,16 @@ class SBPS(SharedSettings):
         if len(values) == len(checked) and all(map(is_, values, checked)):
             return first  # numbers and bools cannot have changed in themselves
         check_groups(self)
-        self._checked = values
-        # Compared with the last step's target; a fresh list that is never changed.
-        self._target = [
+        # Compared with the last step's target.
+        target = [
             float(first["num_data"]),
             float(first["temperature"]),
             *(float(group["prior_precision"]) for group in self.param_groups),
         ]
         means = [float(group[PRIOR_MEAN]) for group in self.param_groups]
         if any(means):
-            self._target += means
+            target += means
+        self._target, self._checked = target, values
         return first
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -460,6 +460,7 @@ class SBPS(SharedSettings):
             self._slots,
             checks_model=self._slots is not None and not self._model_checked,
         )
+        is_made = False
         try:
             losses, ahead = event.happen(trajectory, closure)
             if event.has_moved:
@@ -468,19 +469,23 @@ class SBPS(SharedSettings):
                 progress["num_samples"] = self._listeners.call(
                     self, trajectory, times, event.line, interval
                 )
+            with Interrupts():  # all of this, or nothing
+                is_made = True
+                self._model_checked |= event.checks_model
+                progress["clock"] = clock
+                ahead.mark(progress["line_time"], params)
+                self._store_trajectory(ahead)
+                self._set(**progress)
+                self._context.rng.count()
         except BaseException as error:
+            if is_made:
+                raise
             if not trajectory.is_at(line_time):
                 trajectory.place(line_time)
             if isinstance(error, SkipStep):
                 count_skipped_step(context_of(self))
                 return error.losses
             raise
-        self._model_checked |= event.checks_model
-        progress["clock"] = clock
-        ahead.mark(progress["line_time"], params)
-        self._store_trajectory(ahead)
-        self._set(**progress)
-        self._context.rng.count()
         self._watch_violations(common)
         return losses
 
@@ -496,7 +501,9 @@ class SBPS(SharedSettings):
             self._trajectory = None  # the user has cleared the state
         trajectory = self._trajectory
         preconditioned, line_time = common["preconditioned"], progress["line_time"]
-        same_target = self._target == progress["observed_target"]
+        same_target = self._target == progress["observed_target"] and (
+            trajectory is None or trajectory.has_means_of(self.state)
+        )
         if (
             trajectory is not None
             and same_target

@@ -13,12 +13,8 @@ from torch import Tensor
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.finite_check import SkipStep, nonfinite_error
 from torch_sgmcmc.core.utils import Slots
-from torch_sgmcmc.samplers._sbps.trajectory import (
-    Observation,
-    Trajectory,
-    observe,
-    rate_of,
-)
+from torch_sgmcmc.samplers._sbps.observation import Observation, observe, rate_of
+from torch_sgmcmc.samplers._sbps.trajectory import Trajectory
 
 
 @dataclass

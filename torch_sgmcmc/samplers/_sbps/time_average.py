@@ -171,10 +171,16 @@ class TimeAverage:
                 if p not in self._means:  # not moved before
                     still = origin.double() + begin * u
                     self._means[p] = (still, still * still)
-                means = self._means[p]
-                means[0].lerp_(centre, share)
-                means[1].lerp_(square, share)
+                self._add(p, centre, square, share)
+        for p in self._means.keys() - set(trajectory.params):  # frozen since
+            still = p.detach().double()
+            self._add(p, still, still * still, share)
         self.time += length
+
+    def _add(self, p: Tensor, value: Tensor, square: Tensor, share: float) -> None:
+        means = self._means[p]
+        means[0].lerp_(value, share)
+        means[1].lerp_(square, share)
 
     def _follow_function(
         self, trajectory: Trajectory, begin: float, end: float
