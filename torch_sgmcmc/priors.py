@@ -162,7 +162,7 @@ def _mean_squares(
     model: nn.Module, layers: list[_Layer], inputs: Any
 ) -> dict[str, float]:
     """Measures layers' inputs while weights are drawn from their priors, in order."""
-    generator = torch.Generator().manual_seed(_SEED)
+    generator = torch.Generator("cpu").manual_seed(_SEED)
     squares: dict[str, list[float]] = {}
     drawn: set[str] = set()
 
@@ -178,7 +178,7 @@ def _mean_squares(
             squares.setdefault(layer.name, []).append(square)
             for name, p in layer.params():
                 precision, mean = _prior(layer, name, square, 1.0)
-                noise = torch.randn(p.shape, generator=generator)
+                noise = torch.randn(p.shape, generator=generator, device="cpu")
                 p.copy_(mean + noise / math.sqrt(precision))
 
         return measure

@@ -81,7 +81,9 @@ class CyclicalSchedule(_Schedule):
         T_k = \begin{cases} 0, & r_k < \beta \quad \text{(exploration)} \\
             T, & \text{otherwise (sampling),} \end{cases}
 
-    with the ``lr`` and ``temperature`` of each param group when the schedule is made.
+    with the ``temperature`` of each param group when the schedule is made, and its
+    ``initial_lr``: the ``lr`` when its first schedule was made, as in torch (``del
+    group["initial_lr"]`` begins anew).
     Momenta follow lr and T, and are drawn where sampling begins; other state persists
     over phases. More: docs/changing_settings.md.
 
@@ -201,8 +203,8 @@ class CyclicalSchedule(_Schedule):
 class PolynomialDecay(_Schedule):
     r"""Step sizes that decrease polynomially (Welling and Teh 2011).
 
-    In step t, counted from 0, and with the ``lr`` of each param group when the schedule
-    is made,
+    In step t, counted from 0, and with the ``initial_lr`` of each param group, see
+    :class:`CyclicalSchedule`,
 
     .. math::
         \mathrm{lr}_t = \mathrm{lr}_0 \left( 1 + \frac{t}{b} \right)^{-\gamma},
@@ -285,9 +287,13 @@ class GammaPrecision:
     Draws are keyed by the sampler's seed and a counter, ``num_updates``. A chain
     restored through both ``state_dict`` s is bitwise identical.
 
+    The path of :class:`SBPS` follows the posterior at times that do not depend on it,
+    as refreshments are; bounces are more frequent where U is steep. Call :meth:`step`
+    only where ``num_refreshments`` has grown. :func:`sample` does so.
+
     Raises:
         ValueError: shape, rate or groups out of range, a sampler of several chains, or,
-            in :meth:`step`, T = 0.
+            in :meth:`step`, T = 0 or a shape too small for T < 1.
         RuntimeError: in :meth:`step`, a parameter is not finite. No group has changed.
 
     Example:
@@ -362,6 +368,12 @@ class GammaPrecision:
         )
         shape = (self.shape + dimension / 2 - 1) / t + 1
         rate = (self.rate + squares / 2) / t
+        if shape <= 0:
+            raise ValueError(
+                f"Invalid shape: {self.shape:g} with the {dimension} numbers of group "
+                f"{index} at temperature {t:g} leaves no law (shape + d/2 must be > 1 "
+                "- temperature)"
+            )
         if not math.isfinite(rate):
             raise RuntimeError(
                 f"Cannot draw prior_precision of group {index}: the sum of squares of "
