@@ -82,9 +82,14 @@ std::optional<std::string> Read(const std::string& path) {
 
 void Replace(const std::string& path, std::string_view bytes) {
   static std::atomic<int> counter{0};
+  // A link may lead to a file that does not exist yet.
+  constexpr int kMostLinks = 40;
   std::error_code error;
-  const auto real = std::filesystem::weakly_canonical(path, error);
-  const std::string target = error ? path : real.string();
+  std::filesystem::path real = path;
+  for (int i = 0; i < kMostLinks && is_symlink(real, error); ++i) {
+    real = real.parent_path() / read_symlink(real, error);
+  }
+  const std::string target = real.string();
   if (IsSpecial(target)) {
     throw std::runtime_error("Cannot write " + path +
                              ": it is not a regular file");
@@ -97,7 +102,7 @@ void Replace(const std::string& path, std::string_view bytes) {
   if (file && (is_new || ::fchmod(*file, older.st_mode & 07777) == 0) &&
       WriteAll(*file, bytes, 0) && ::fsync(*file) == 0 &&
       std::rename(partial.c_str(), target.c_str()) == 0 &&
-      Sync(std::filesystem::path(target).parent_path())) {
+      Sync(real.parent_path())) {
     return;
   }
   const int reason = errno;

@@ -96,6 +96,11 @@ StateDict GammaPrecision::state_dict() const {
 }
 
 void GammaPrecision::load_state_dict(const StateDict& dict) {
+  if (dict.contains("groups")) {
+    Invalid(
+        "Invalid state_dict: it is of some param groups, which C++ cannot "
+        "choose (must be a GammaPrecision's without groups)");
+  }
   const auto shape = FromValue<double>("shape", dict.at("shape"));
   const auto rate = FromValue<double>("rate", dict.at("rate"));
   const auto updates =

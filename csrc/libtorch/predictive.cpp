@@ -6,6 +6,7 @@
 #include <limits>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "libtorch/checks.h"
 #include "libtorch/options.h"
@@ -133,31 +134,32 @@ StateDict Predictive::state_dict() const {
 
 void Predictive::load_state_dict(const StateDict& state, c10::Device device) {
   Predictive loaded(link_);
-  const c10::IValue weights = state.at("weights");
-  for (const c10::IValue& weight : weights.toListRef()) {
-    loaded.weights_.push_back(weight.toDouble());
-  }
+  loaded.weights_ =
+      FromValue<std::vector<double>>("weights", state.at("weights"));
   const bool has_entropy = link_ != Link::kIdentity;
   if (const c10::IValue value = state.at("sums"); !value.isNone()) {
     const StateDict sums(value);
     const StateDict means = sums.at("means");
+    const c10::IValue kept = sums.at("kept");
     if (means.contains("") != has_entropy ||
-        means.size() != (has_entropy ? 1U : 0U) ||
-        !sums.at("kept").toListRef().empty()) {
+        means.size() != (has_entropy ? 1U : 0U) || !kept.isList() ||
+        !kept.toListRef().empty()) {
       Invalid(
           "Invalid state_dict: it has other averages, or quantiles (must be of "
           "a Predictive with the same link, and no functions)");
     }
-    const auto taken = [device](const c10::IValue& tensor) {
+    const auto taken = [device](const StateDict& from, const char* key) {
+      const c10::IValue tensor = from.at(key);
+      if (!tensor.isTensor()) WrongType(key, tensor, "a tensor");
       return tensor.toTensor().to(device,
                                   /*non_blocking=*/false,
                                   /*copy=*/true);
     };
-    loaded.origin_ = taken(sums.at("origin"));
-    loaded.distances_ = taken(sums.at("distances"));
-    loaded.squares_ = taken(sums.at("squares"));
-    if (has_entropy) loaded.entropies_ = taken(means.at(""));
-    const std::string dtype = sums.at("dtype").toStringRef();
+    loaded.origin_ = taken(sums, "origin");
+    loaded.distances_ = taken(sums, "distances");
+    loaded.squares_ = taken(sums, "squares");
+    if (has_entropy) loaded.entropies_ = taken(means, "");
+    const auto dtype = FromValue<std::string>("dtype", sums.at("dtype"));
     loaded.dtype_ = dtype == "float64" ? at::kDouble : at::kFloat;
   } else {
     loaded.weights_.clear();

@@ -202,6 +202,7 @@ void SamplerImpl::construct(const std::vector<ParamGroup>& groups) {
   keeps_momenta_ = !RecordKeys(options, op_).empty();
   // Groups may set what the defaults do not.
   for (const ParamGroup& group : groups) add_param_group(group);
+  has_means_ = !options.prior_means.empty();
   options.prior_means.clear();  // the group has them
   chain_.seed = given ? *given : DrawSeed();
 }
@@ -224,13 +225,14 @@ void SamplerImpl::add_param_group(const ParamGroup& param_group) {
   const Tensors params = WithoutRepeats(param_group.params());
   check_new(params, group);
   GroupState numbers;
+  const bool is_own = param_group.has_options() && group.is_set("prior_mean");
+  const bool has_tensors = has_means_ || !group.prior_means.empty();
+  if (has_tensors && !is_own && !groups().empty()) {
+    Invalid(
+        "Invalid prior_mean: tensors for a sampler of several param groups "
+        "(give each group its own prior_mean)");
+  }
   if (!group.prior_means.empty()) {
-    const bool is_own = param_group.has_options() && group.is_set("prior_mean");
-    if (!is_own && !groups().empty()) {
-      Invalid(
-          "Invalid prior_mean: tensors for a sampler of several param groups "
-          "(give each group its own prior_mean)");
-    }
     keep_means(group, params);
     numbers.has_means = true;
   }
@@ -240,6 +242,8 @@ void SamplerImpl::add_param_group(const ParamGroup& param_group) {
   numbers.set_counters(num_steps(), num_skipped(), chain_.capturable, params);
   groups().emplace_back(params, std::move(options));
   chain_.groups.push_back(std::move(numbers));
+  // A given estimate belongs to the settings that it was given with.
+  FollowEstimate(chain_.groups.back().records, options_of(groups().size() - 1));
   moved_.clear();
 }
 

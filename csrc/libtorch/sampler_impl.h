@@ -309,6 +309,7 @@ class SamplerImpl {
   // The parameters of the last step, with gradients and state that fit.
   std::vector<const void*> moved_;
   // True if momenta are rescaled.
+  bool has_means_ = false;  // tensors for the constructor's group
   bool keeps_momenta_ = false;
   std::vector<Method> methods_;
 

@@ -435,6 +435,8 @@ std::shared_ptr<Trajectory> SBPSImpl::trajectory_now(NamedValues& progress,
     } else {
       const std::shared_ptr<Trajectory> still = moving();
       const bool preconditioned = is_preconditioned();
+      size_t learned = 0;
+      size_t count = 0;
       for (TrajectoryPart& part : still->parts()) {
         for (const at::Tensor& p : part.params) {
           part.velocity.push_back(ZeroState(p));
@@ -443,7 +445,15 @@ std::shared_ptr<Trajectory> SBPSImpl::trajectory_now(NamedValues& progress,
           if (!preconditioned) continue;
           const at::Tensor& known = state_of(p)["square_average"];
           part.square_average.push_back(known.defined() ? known : ZeroState(p));
+          learned += static_cast<size_t>(known.defined());
+          ++count;
         }
+      }
+      if (learned > 0 && learned < count && !options.get<bool>("adapt")) {
+        Raise(
+            "SBPS has a parameter without V, which adapt=false would keep at "
+            "0, and it would hold up all others (set adapt to true for some "
+            "steps after parameters are added or unfrozen)");
       }
       trajectory = still->refreshed(0, options, seed(), num_steps());
     }

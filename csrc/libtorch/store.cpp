@@ -23,6 +23,7 @@
 #include "host/crc32.h"
 #include "libtorch/checks.h"
 #include "libtorch/disk.h"
+#include "libtorch/options.h"
 #include "libtorch/sampler_impl.h"
 #include "libtorch/tensor_lists.h"
 
@@ -641,8 +642,9 @@ StateDict Collector::state_dict() {
 
 void Collector::load_state_dict(const StateDict& dict) {
   const StateDict position = dict.at("position");
-  const int64_t size = position.at("size").toInt();
-  const auto crc32 = static_cast<uint32_t>(position.at("crc32").toInt());
+  const auto size = FromValue<int64_t>("size", position.at("size"));
+  const auto crc32 =
+      static_cast<uint32_t>(FromValue<int64_t>("crc32", position.at("crc32")));
   flush();
   if (size < 0 || size > work_->size || work_->SumOfIndex(size) != crc32) {
     Invalid("Invalid checkpoint: it is not of ", work_->place);

@@ -160,6 +160,30 @@ TEST(PredictiveTest, GoesOnFromAStateDict) {
   }
 }
 
+TEST(PredictiveTest, RefusesStateDictsOfOtherThings) {
+  Predictive predictive(Link::kIdentity);
+  predictive.update(torch::ones({2, 2}));
+  const torch_sgmcmc::StateDict state = predictive.state_dict();
+  for (const char* key : {"origin", "kept", "means", "dtype"}) {
+    torch_sgmcmc::StateDict sums(state.at("sums"));
+    const c10::IValue kept = sums.at(key);
+    sums.set(key, 7);
+    EXPECT_NE(MessageOf<std::invalid_argument>([&] {
+                predictive.load_state_dict(
+                    {{"weights", state.at("weights")}, {"sums", sums}});
+              }),
+              "");
+    sums.set(key, kept);
+  }
+  EXPECT_EQ(
+      MessageOf<std::invalid_argument>([&] {
+        predictive.load_state_dict({{"weights", 3}, {"sums", c10::IValue()}});
+      }),
+      "Invalid weights in a state dict: a Int (must be a list of "
+      "numbers)");
+  EXPECT_EQ(predictive.num_draws(), 1);
+}
+
 TEST(PredictiveTest, KeepsNoGraphAndNoAlias) {
   Predictive predictive(Link::kIdentity);
   torch::Tensor outputs = torch::ones({2}, torch::kDouble).requires_grad_();

@@ -28,7 +28,31 @@ TEST(SGHMC, RefusesToCaptureAnOnlineEstimate) {
             "step and excludes capturable");
 }
 
-// PSGLD's preconditioner that stays: it is that of the present V and eps.
+TEST(SGHMC, AnEstimateBelongsToTheSettingsThatItWasGivenWith) {
+  const auto options = SGHMCOptions(0.1).momentum(0.5).noise_estimate(0.2);
+  SGHMC sampler(Parameters(), SGHMCOptions(options).num_data(10).seed(1));
+  sampler.options().lr(0.01);
+  sampler.step();
+  const StateDict group(sampler.state_dict().at("param_groups").toListRef()[0]);
+  std::vector<double> record;
+  for (const c10::IValue& number :
+       group.at("noise_estimate_settings").toListRef()) {
+    record.push_back(number.toDouble());
+  }
+  EXPECT_EQ(record, (std::vector<double>{0.2, 0.1, 1, 10}));
+}
+
+TEST(GammaPrecision, RefusesAStateDictOfSomeGroups) {
+  SGLD sampler(Parameters(), SGLDOptions(0.1).num_data(10).seed(1));
+  GammaPrecision precision(sampler);
+  StateDict state = precision.state_dict();
+  state.set("groups", std::vector<int64_t>{0});
+  const std::string message = MessageOf<std::invalid_argument>(
+      [&] { precision.load_state_dict(state); });
+  EXPECT_EQ(message,
+            "Invalid state_dict: it is of some param groups, which C++ cannot "
+            "choose (must be a GammaPrecision's without groups)");
+}
 
 TEST(MCLMC, EnergyErrorsForgetAMoveInWhichThePosteriorChanges) {
   const at::Tensor p = torch::zeros({2000}).set_requires_grad(true);
@@ -51,6 +75,8 @@ TEST(MCLMC, EnergyErrorsForgetAMoveInWhichThePosteriorChanges) {
   sampler.options().temperature(2.0);
   EXPECT_LT(error(), first);
 }
+
+// PSGLD's preconditioner that stays: it is that of the present V and eps.
 
 TEST(PSGLD, TheRootIsThatOfThePresentVAndEps) {
   const at::Tensor p = torch::ones({7}).set_requires_grad(true);

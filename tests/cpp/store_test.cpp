@@ -465,6 +465,10 @@ TEST_F(Store, SavesToLinksAndRefusesOtherKindsOfFiles) {
   EXPECT_EQ(torch_sgmcmc::load(path).at("step").toInt(), 2);
   EXPECT_EQ(fs::status(path).permissions(),
             fs::perms::owner_read | fs::perms::owner_write);
+  fs::create_symlink("new.pt", folder / "next.pt");
+  torch_sgmcmc::save({{"step", 3}}, folder / "next.pt");
+  EXPECT_TRUE(fs::is_symlink(folder / "next.pt"));
+  EXPECT_EQ(torch_sgmcmc::load(folder / "new.pt").at("step").toInt(), 3);
   for (const auto& other : {folder.string(), std::string("/dev/null")}) {
     EXPECT_EQ(MessageOf([&] {
                 torch_sgmcmc::save({{"step", 1}}, other);
@@ -499,6 +503,13 @@ TEST_F(Store, RefusesOthers) {
                             ": process " + std::to_string(::getpid()) +
                             " writes to it");
   EXPECT_EQ(refusal(-1), "Invalid chain: -1 (must be >= 0)");
+  EXPECT_EQ(MessageOf<std::invalid_argument>([&] {
+              collector.load_state_dict(
+                  {{"position",
+                    torch_sgmcmc::StateDict{{"size", "a"}, {"crc32", 0}}}});
+            }),
+            "Invalid size in a state dict: a String (must be an int, or a "
+            "Tensor of one int64)");
   chain.Run(collector, 1);
   collector.flush();
   const auto of_another = [&](const torch::nn::Module& net) {

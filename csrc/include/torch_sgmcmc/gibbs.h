@@ -43,7 +43,8 @@ struct GammaPrecisionOptions {
 ///
 /// and at temperature T from Gamma((a + d/2 - 1)/T + 1, rate (b + ‖θ‖²/2)/T).
 /// For a precision per layer, give each layer a param group. Draws are keyed by
-/// the sampler's seed and the number of updates.
+/// the sampler's seed and the number of updates. With SBPS, draw only after
+/// refreshments: at bounces its θ is not a draw of the posterior.
 ///
 /// Reference: T. Chen, E. B. Fox and C. Guestrin, Stochastic Gradient
 /// Hamiltonian Monte Carlo, ICML 2014, section 4.2.
