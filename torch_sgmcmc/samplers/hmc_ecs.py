@@ -522,20 +522,12 @@ class HMCECS(SharedSettings):
         Raises:
             RuntimeError: a warm-up has not ended, or parameters were just frozen.
         """
-        self._check_savable()
+        _check_savable(self._is_warming_up, self._ids, self.param_groups)
         return super().state_dict()
 
     def __getstate__(self) -> dict[str, Any]:
-        self._check_savable()
+        _check_savable(self._is_warming_up, self._ids, self.param_groups)
         return super().__getstate__()
-
-    def _check_savable(self) -> None:
-        ids = tuple(map(id, _sampled(self.param_groups)))
-        if self._is_warming_up or self._ids not in ((), ids):
-            raise RuntimeError(
-                "HMCECS cannot be saved inside a warm-up or before a first step with "
-                "other parameters (make the step, another warm-up, or set_anchor())"
-            )
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         super()._finish_loading(state_dict)
@@ -548,3 +540,11 @@ class HMCECS(SharedSettings):
 
 def _sampled(groups: list[dict[str, Any]]) -> list[Tensor]:
     return [p for group in groups for p in group["params"] if p.requires_grad]
+
+
+def _check_savable(is_warming_up: bool, ids: Any, groups: list[dict[str, Any]]) -> None:
+    if is_warming_up or ids not in ((), tuple(map(id, _sampled(groups)))):
+        raise RuntimeError(
+            "HMCECS cannot be saved inside a warm-up or before a first step with other "
+            "parameters (make the step, another warm-up, or set_anchor())"
+        )
