@@ -246,14 +246,6 @@ def test_bad_state_dicts(cls):
 
 
 @EACH
-def test_blocks_are_not_compiled(cls):
-    params = [nn.Parameter(torch.zeros(3))]
-    sampler = cls(params, 0.02, **TARGET, preconditioner=[2.0])
-    with pytest.raises(ValueError, match="without a preconditioner"):
-        sg.compile_steps(sampler, lambda params: params["p"].sum(), {"p": params[0]})
-
-
-@EACH
 def test_a_check_says_what_is_not_known(cls):
     model = nn.Linear(2, 1)
     x = torch.randn(16, 2)

@@ -277,7 +277,8 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
     ),
     (
         Mutant("EWSG: a persistent index chain restarts", "samplers/ewsg.py",
-            "minibatches=numbers if persistent else [],", "minibatches=[],",
+            'minibatches=numbers if first["persistent_index_chain"] else [],',
+            "minibatches=[],",
             ("--level=full tests/laws/test_ewsg_law.py -k consecutive",)),
         Mutant("HMC: rejected momenta keep their sign", "samplers/hmc_dynamics.py",
             "[-r for r in self.momenta]", "[+r for r in self.momenta]",

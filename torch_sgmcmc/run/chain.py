@@ -362,8 +362,8 @@ class _Run:
         self._bar.set_postfix_str(text, refresh=False)
 
     def _step(self, collector: Collector) -> None:
-        group = self._sampler.param_groups[0]
-        refreshed = group.get("num_refreshments")
+        groups = self._sampler.param_groups
+        refreshed = groups[0].get("num_refreshments")
         try:
             if self._blocks is None:
                 self._sampler.step(self._closure_with(collector))
@@ -373,13 +373,12 @@ class _Run:
             if "not finite" not in str(error):
                 raise
             raise RuntimeError(self._describe_divergence(str(error))) from error
-        # At T = 0, while cycles explore, there is no precision to draw; and a path is a
-        # draw where it is refreshed, not where it bounces.
-        has_draw = all(group["temperature"] > 0 for group in self._sampler.param_groups)
-        if refreshed is not None:
-            has_draw = has_draw and group["num_refreshments"] > refreshed
+        # A path is a draw where it is refreshed, not where it bounces.
+        has_draw = refreshed is None or groups[0]["num_refreshments"] > refreshed
         for schedule in self._schedules:
-            if has_draw or not isinstance(schedule, GammaPrecision):
+            # At T = 0, while cycles explore, there is no precision to draw.
+            is_drawn = has_draw and all(group["temperature"] > 0 for group in groups)
+            if is_drawn or not isinstance(schedule, GammaPrecision):
                 schedule.step()
 
     def _make_blocks(self) -> Blocks:
