@@ -51,6 +51,10 @@ class TimeAverage:
             shorter distances than the segments' length. Default: None, one piece from
             event to event.
 
+    Note:
+        If another average's function or a hook raises, the step is made again, and what
+        was called before it has had the segment twice: begin the averages anew.
+
     Example:
         >>> average = TimeAverage(sampler)
         >>> chance = TimeAverage(sampler, lambda: model(x_test).softmax(dim=1))
