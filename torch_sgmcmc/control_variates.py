@@ -18,7 +18,7 @@ from torch_sgmcmc.core.hyperparams import (
     wrong_type,
 )
 from torch_sgmcmc.core.ops import control_variate_
-from torch_sgmcmc.core.parameters import exchanged, kept_gradients
+from torch_sgmcmc.core.parameters import are_others, exchanged, kept_gradients
 from torch_sgmcmc.core.sampler import Sampler, check_sampler
 from torch_sgmcmc.core.state_dict import check_keys, check_tensor
 from torch_sgmcmc.core.utils import progress_bar, tensors_in
@@ -77,9 +77,9 @@ class ControlVariates:
         stay as they are until the next :meth:`set_anchor`. Save
         ``estimator.state_dict()`` along with the sampler's to resume bitwise
         identically. For several chains in a leading dimension of the parameters, let
-        ``loss_fn`` return the sum of the chains' mean losses. Not for
-        ``torch.amp.GradScaler``: the full gradient is not scaled. More:
-        docs/samplers/control_variates.md.
+        ``loss_fn`` return the sum of the chains' mean losses. Checkpointed layers need
+        ``use_reentrant=False``. Not for ``torch.amp.GradScaler``: the full gradient is
+        not scaled. More: docs/samplers/control_variates.md.
 
     Reference:
         J. Baker, P. Fearnhead, E. B. Fox and C. Nemeth, Control variates for
@@ -109,7 +109,7 @@ class ControlVariates:
         self.progress = progress
         self._anchor: list[Tensor] | None = None
         self._full_grads: list[Tensor | None] = []
-        self._ids: list[int] = []  # of the parameters that it is of
+        self._of: list[Tensor] = []  # the parameters that it is of
 
     def set_anchor(self, loader: Iterable[Any]) -> float:
         """Sets the anchor to the present parameters, by a pass through all data.
@@ -151,7 +151,7 @@ class ControlVariates:
                 "the full gradient is not finite at the present parameters"
             )
         self._anchor = [p.detach().clone() for p in params]
-        self._full_grads, self._ids = full, [*map(id, params)]
+        self._full_grads, self._of = full, params
         return total_loss / count
 
     def backward(
@@ -225,7 +225,7 @@ class ControlVariates:
             None if t is None else t.to(p.device, state_dtype(p), copy=True)
             for t, p in zip(full, params, strict=True)
         ]
-        self._ids = [*map(id, params)]
+        self._of = params
 
     def _params(self) -> list[Tensor]:
         groups = self.sampler.param_groups
@@ -236,7 +236,7 @@ class ControlVariates:
             raise RuntimeError(
                 f"{type(self).__name__} has no anchor yet: call set_anchor() first"
             )
-        fits = self._ids == [*map(id, params)] and all(
+        fits = not are_others(self._of, params) and all(
             (p.shape, p.dtype, p.device) == (a.shape, a.dtype, a.device)
             for p, a in zip(params, self._anchor, strict=True)
         )

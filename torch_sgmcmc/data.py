@@ -273,7 +273,7 @@ def kept_generators(seed: int | None = None) -> Iterator[None]:
 
 
 def samplers_of(loader: Any) -> list[Any]:
-    """Returns a loader's samplers: of rows, of batches, and that of the batches'."""
+    """Returns a loader's samplers of rows and of batches, and one inside the latter."""
     batches = getattr(loader, "batch_sampler", None)
     given = (
         getattr(loader, "sampler", None),

@@ -292,8 +292,9 @@ class GammaPrecision:
     only where ``num_refreshments`` has grown. :func:`sample` does so.
 
     Raises:
-        ValueError: shape, rate or groups out of range, a sampler of several chains, or,
-            in :meth:`step`, T = 0 or a shape too small for T < 1.
+        ValueError: shape, rate or groups out of range, a sampler of several chains or
+            with a ``refresh_rate`` of 0, or, in :meth:`step`, T = 0 or a shape too
+            small for T < 1.
         RuntimeError: in :meth:`step`, a parameter is not finite. No group has changed.
 
     Example:
@@ -323,6 +324,11 @@ class GammaPrecision:
             raise ValueError(
                 "Invalid sampler: it has num_chains, and a group's prior_precision "
                 "would be drawn for all of them (use a sampler for each chain)"
+            )
+        if sampler.param_groups[0].get("refresh_rate") == 0:
+            raise ValueError(
+                "Invalid sampler: its refresh_rate is 0, and prior_precision is drawn "
+                "after refreshments (must be > 0)"
             )
         self.sampler = sampler
         self.shape = check_real("shape", shape, low_open=True)
@@ -370,9 +376,9 @@ class GammaPrecision:
         rate = (self.rate + squares / 2) / t
         if shape <= 0:
             raise ValueError(
-                f"Invalid shape: {self.shape:g} with the {dimension} numbers of group "
-                f"{index} at temperature {t:g} leaves no law (shape + d/2 must be > 1 "
-                "- temperature)"
+                f"Invalid shape: {self.shape:g} (the density of group {index}'s "
+                f"prior_precision, with d = {dimension} and temperature {t:g}, has no "
+                "finite integral: shape + d / 2 must be > 1 - temperature)"
             )
         if not math.isfinite(rate):
             raise RuntimeError(

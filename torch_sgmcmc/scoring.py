@@ -278,7 +278,7 @@ def regression_scores(
     if "link" in options:
         raise TypeError("Invalid link: the likelihood sets it")
     if "weights" in options:
-        raise TypeError("Invalid weights: scores of weighted draws are not known")
+        raise TypeError("Invalid weights: scores of weighted draws are not implemented")
     chosen = likelihood_of(likelihood)
     if chosen.link != "gaussian":
         raise ValueError(
@@ -291,9 +291,9 @@ def regression_scores(
     assert found.draws is not None
     if found.effective_draws < found.num_draws * (1 - 1e-9):
         raise ValueError(
-            f"Invalid draws: {found.num_draws} with weights like those of "
-            f"{found.effective_draws:.3g} (must be equal: with decreasing steps or "
-            "signs only predict() has averages)"
+            f"Invalid draws: their weights are unequal ({found.num_draws} draws count "
+            f"as {found.effective_draws:.3g}), as with decreasing steps or signs, and "
+            "these scores weigh all equally (must be equal; predict() takes weights)"
         )
     if found.draws.dim() < 3 or found.draws.shape[-1] % 2:
         raise ValueError(

@@ -83,6 +83,13 @@ double GammaPrecision::draw(size_t index) const {
           ": the sum of squares of its parameters is ", Shown(squares),
           ". No group has changed. Begin again with a smaller lr");
   }
+  if (shape <= 0) {
+    Invalid("Invalid shape: ", options_.shape(), " (the density of group ",
+            index, "'s prior_precision, with d = ", dimension,
+            " and temperature ", t,
+            ", has no finite integral: shape + d / 2 must be > 1 - "
+            "temperature)");
+  }
   const NoiseStream stream =
       KeyedStream(sampler->seed(), static_cast<uint64_t>(num_updates_),
                   Purpose::kPrecision);

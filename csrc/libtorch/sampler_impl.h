@@ -308,8 +308,9 @@ class SamplerImpl {
   std::unordered_map<const void*, at::Tensor> prior_means_;
   // The parameters of the last step, with gradients and state that fit.
   std::vector<const void*> moved_;
+  // True if the constructor's group was given tensors.
+  bool has_means_ = false;
   // True if momenta are rescaled.
-  bool has_means_ = false;  // tensors for the constructor's group
   bool keeps_momenta_ = false;
   std::vector<Method> methods_;
 

@@ -451,9 +451,10 @@ std::shared_ptr<Trajectory> SBPSImpl::trajectory_now(NamedValues& progress,
       }
       if (learned > 0 && learned < count && !options.get<bool>("adapt")) {
         Raise(
-            "SBPS has a parameter without V, which adapt=false would keep at "
-            "0, and it would hold up all others (set adapt to true for some "
-            "steps after parameters are added or unfrozen)");
+            "SBPS has no squared gradients of a new parameter, whose "
+            "preconditioner would be so large that the others hardly move "
+            "(after parameters are added or unfrozen set adapt to true for "
+            "some steps)");
       }
       trajectory = still->refreshed(0, options, seed(), num_steps());
     }

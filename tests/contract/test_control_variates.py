@@ -1,6 +1,7 @@
 """Control variates and SVRG: the formula, the anchor, what composes with them."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -355,3 +356,22 @@ def test_parameters_of_other_samplers_keep_their_gradients():
     b.grad = torch.tensor(7.0)
     estimator.backward(torch.arange(5))
     assert a.grad is not None and b.grad == 7.0
+
+
+def through_pickle(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+class Loss(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).square().mean()
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, through_pickle])
+def test_copies_have_the_anchor(again):
+    model, x = Loss(2, 1), torch.randn(8, 2)
+    sampler = sg.SGLD(model.parameters(), 1e-3, num_data=8, seed=1)
+    estimator = sg.ControlVariates(sampler, model, progress=False)
+    estimator.set_anchor(x.split(4))
+    copied = again(estimator)
+    assert torch.equal(copied.backward(x[:4]), estimator.backward(x[:4]))

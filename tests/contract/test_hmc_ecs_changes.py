@@ -191,8 +191,9 @@ class Failing:
 
 
 SAVING = (
-    "HMCECS cannot be saved inside a warm-up or before a first step with other "
-    "parameters (make the step, another warm-up, or set_anchor())"
+    "HMCECS cannot be saved now: a warm-up has not ended, or other parameters are "
+    "sampled than at the last step (run warmup() again, make a step, or call "
+    "set_anchor())"
 )
 
 
@@ -314,8 +315,10 @@ def test_the_anchor_is_of_the_parameters_that_are_sampled():
     sampler.step(closure)
     one.requires_grad_(False)
     two.requires_grad_(True)
-    with pytest.raises(RuntimeError, match="before a first step with other"):
+    with pytest.raises(RuntimeError, match="other parameters are sampled"):
         sampler.state_dict()
+    with pytest.raises(RuntimeError, match="other parameters are sampled"):
+        copy.deepcopy(sampler)
     sampler.step(closure)
     assert sampler.state["control_variates"]["anchor"].item() == 3.0
     sampler.load_state_dict(sampler.state_dict())

@@ -99,7 +99,7 @@ def test_a_precision_without_a_law():
     """A shape below 1 at a low temperature."""
     sampler = sg.SGLD([torch.nn.Parameter(torch.ones(1))], 0.1, num_data=1, seed=0)
     sampler.param_groups[0]["temperature"] = 0.1
-    with pytest.raises(ValueError, match=r"0.1 with the 1 numbers of group 0 at temp"):
+    with pytest.raises(ValueError, match=r"0.1 .*group 0's .* no finite integral"):
         sg.GammaPrecision(sampler, shape=0.1).step()
 
 

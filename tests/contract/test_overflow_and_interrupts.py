@@ -17,10 +17,13 @@ KINDS = {
     "EWSG": partial(sg.EWSG, lr=0.1),
     "HMC": partial(sg.HMC, step_size=0.1, num_steps=2),
     "SBPS": partial(sg.SBPS, refresh_rate=1.0),
+    "HMCECS": partial(
+        sg.HMCECS, step_size=0.5, subsample_size=4, num_blocks=2, taylor_order=1
+    ),
 }
 
 # Longer steps, of which not every point is tried.
-STRIDES = {"EWSG": 3, "HMC": 5, "SBPS": 5}
+STRIDES = {"EWSG": 3, "HMC": 5, "SBPS": 5, "HMCECS": 23}
 
 
 @pytest.mark.parametrize("cls", [sg.SGLD, sg.SGLRW, sg.SGHMC, sg.BAOA, sg.SGNHT])
@@ -86,10 +89,11 @@ def context_of(kind):
         value.backward()
         return value
 
-    def examples():
+    def losses():
         return (theta**2).sum() * torch.linspace(0.5, 1.5, 10)
 
-    return theta, sampler, examples if kind == "SBPS" else closure
+    closures = {"SBPS": losses, "HMCECS": lambda indices: -losses()[indices]}
+    return theta, sampler, closures.get(kind, closure)
 
 
 def advance(sampler, closure, steps):

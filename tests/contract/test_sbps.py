@@ -123,8 +123,10 @@ def test_another_target_is_observed_afresh():
     sampler = make([{"params": [p]} for p in params])
     closure = Draws(params)
     run(sampler, closure, 20)
-    precision = sg.GammaPrecision(sampler)
-    precision.step()
+    with pytest.raises(ValueError, match="refresh_rate is 0"):
+        sg.GammaPrecision(sampler)
+    for group, precision in zip(sampler.param_groups, (3.0, 11.0), strict=True):
+        group["prior_precision"] = precision
     before = [p.detach().clone() for p in params]
     looks = sampler.param_groups[0]["num_observations"]
     state = closure.generator.get_state()
@@ -417,9 +419,9 @@ def test_a_newcomer_without_v_is_refused():
     sampler.param_groups[0]["adapt"] = False
     params[1].requires_grad_(True)
     words = (
-        "SBPS has a parameter without V, which adapt=False would keep at 0, and it "
-        "would hold up all others (set adapt=True for some steps after parameters are "
-        "added or unfrozen)"
+        "SBPS has no squared gradients of a new parameter, whose preconditioner would "
+        "be so large that the others hardly move (after parameters are added or "
+        "unfrozen set adapt=True for some steps)"
     )
     with refused(RuntimeError, words):
         sampler.step(closure)

@@ -103,7 +103,7 @@ def test_a_warmup_that_leaves_raises(settings):
     regression = Regression(3, **settings)
     with without_bound(), pytest.raises(RuntimeError, match=LEFT):
         regression.run()
-    with pytest.raises(RuntimeError, match="cannot be saved inside a warm-up"):
+    with pytest.raises(RuntimeError, match="a warm-up has not ended"):
         regression.sampler.state_dict()
 
 

@@ -534,6 +534,33 @@ def test_tuning_ends_within_a_block(num_chains: int | None) -> None:
     assert errors[0] > 0
 
 
+CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "lr": ({"lr": 1e-3}, {"lr": 0.05}),
+    "T": ({"temperature": 0.0}, {"temperature": 1.0}),
+    "noise": ({"noise_estimate": 0.0}, {"noise_estimate": 0.02}),
+}
+
+
+@graphs_without_code
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_single_step_between_blocks_is_noticed(change: str) -> None:
+    """With other settings, which are set back before the next block."""
+    options = {"noise_estimate": 0.02} if change == "noise" else {}
+    compiled, eager = (Chain(sg.SGHMC, **options) for _ in range(2))
+    block = compiled.block()
+    for k, setting in enumerate([{}, *CHANGES[change], {}]):
+        for chain in (compiled, eager):
+            for group in chain.sampler.param_groups:
+                group.update(setting)
+            if k == 1:
+                chain.eager(range(3))
+        if k != 1:
+            rows = range(k * STEPS, (k + 1) * STEPS)
+            block(compiled.batches[rows.start : rows.stop])
+            eager.eager(rows)
+    assert_equal(compiled, eager)
+
+
 @graphs_without_code
 def test_a_resting_group_stays() -> None:
     compiled, eager = Chain(sg.SGHMC), Chain(sg.SGHMC)

@@ -161,6 +161,13 @@ def test_other_forms(tmp_path):
     assert some.convergence.num_draws <= 14
 
 
+def test_numbers_without_a_dimension():
+    """A parameter of one number, such as a noise, is its own norm."""
+    draws = [{"a": torch.randn(()), "b": torch.randn(3)} for _ in range(40)]
+    found = sg.report(None, draws)
+    assert found.norms.num_draws == 40 and found.norms.rhat.isfinite().all()
+
+
 def record_of(sampler, **numbers):
     return RunRecord(sampler, 1.0, 100, 0, **numbers)
 

@@ -130,7 +130,8 @@ def check_seed(seed: object) -> int:
 def draw_seed(seed: object) -> int:
     """Checks a seed; None draws one from torch's default generator."""
     if seed is None:
-        return int(torch.randint(2**63 - 1, (), dtype=torch.int64).item())
+        drawn = torch.randint(2**63 - 1, (), dtype=torch.int64, device="cpu")
+        return int(drawn)
     return check_seed(seed)
 
 

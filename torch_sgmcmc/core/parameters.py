@@ -404,3 +404,8 @@ def check_model(name: str, model: object, params: Sequence[Tensor]) -> nn.Module
             "not parameters of it"
         )
     return model
+
+
+def are_others(known: Sequence[Tensor], params: Sequence[Tensor]) -> bool:
+    """Returns whether there are known parameters, and these are not the same."""
+    return bool(known) and [*map(id, known)] != [*map(id, params)]

@@ -210,6 +210,8 @@ class Sampler(Hooks):
         context.rng.check(context.name, context.groups)
         context.clear_blank_state()  # a copy could not recognise it
         state = {**super().__getstate__(), "_group_keys": self._group_keys}
+        if self._first_means is not None:
+            state["_first_means"] = []
         kept = ((p, dict(each)) for p, each in self.state.items())
         state["state"] = defaultdict(dict, kept)
         fill_state_early(self)

@@ -308,6 +308,15 @@ class Snapshot:
             [*context.spec.watched],
             context.state,
         )
+        self._records = self._present_records()
+
+    def _present_records(self) -> list[list[float]]:
+        context = self._context
+        return [
+            [*(group[key] or ())]
+            for group in context.groups
+            for key in context.spec.records
+        ]
 
     def holds(self) -> bool:
         """Returns whether nothing but values of tensors has changed."""
@@ -318,6 +327,7 @@ class Snapshot:
             and (context.is_settled or world_size() == 1)
             and self._guard.gradients(context.groups, context.state) is not None
             and self._guard.has_same_values()
+            and self._records == self._present_records()
         )
 
 
@@ -333,6 +343,11 @@ def operator_of(sampler: Optimizer, group: dict[str, Any]) -> str | None:
     """
     own = _sampler(sampler)
     return None if own._uses_gradients(group) else own._operator_of(group).name
+
+
+def takes_preconditioners(sampler: Optimizer, group: dict[str, Any]) -> bool:
+    """Returns whether a group's update has preconditioners."""
+    return _sampler(sampler)._is_preconditioned(group)
 
 
 def numbers_of(sampler: Optimizer, group: dict[str, Any]) -> dict[str, Any]:

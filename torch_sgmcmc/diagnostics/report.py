@@ -350,12 +350,11 @@ def _norms(
 
 def _quantities(outputs: Tensor) -> Tensor:
     """Returns the compared ones of the outputs, [chains, draws, quantities]."""
-    outputs = outputs.double().cpu()
     # Of the probabilities of two classes one says it all.
     if outputs.shape[-1] == 2 and bool(((outputs.sum(-1) - 1).abs() < 1e-6).all()):
         outputs = outputs[..., 0]
     flat = outputs.reshape(*outputs.shape[:2], -1)
-    return flat[:, :, :: -(-flat.shape[2] // _MOST)]
+    return flat[:, :, :: -(-flat.shape[2] // _MOST)].double().cpu()
 
 
 def _spacing(series: Mapping[int, run_issues.Series]) -> float | None:

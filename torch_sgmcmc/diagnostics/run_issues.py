@@ -55,7 +55,8 @@ class Series:
         each = max(1, _COORDINATES // max(1, len(self.names)))
         norms, elements = ([_NONE.expand(len(draws), 0)] for _ in range(2))
         for name in self.names:
-            t = torch.stack([tensors[name] for tensors in several]).flatten(1)
+            t = torch.stack([tensors[name] for tensors in several])
+            t = t.reshape(len(draws), -1)
             norm = t if t.shape[1] == 1 else t.norm(dim=1, dtype=torch.float64)[:, None]
             norms.append(norm.double().cpu())
             some = t[:, :: max(1, t.shape[1] // each)][:, :each]

@@ -145,7 +145,7 @@ class Terms:
         # Functions may return views of the outputs.
         self.values = link.values(outputs, overwrite=not functions)
         if isinstance(self.values, Tensor) and self.values.dtype is torch.bool:
-            self.values = self.values.byte()  # which have a difference
+            self.values = self.values.byte()  # bool tensors cannot be subtracted
         aleatoric = link.aleatoric(self.values, outputs)
         self.means = {} if aleatoric is None else {"": aleatoric}
         self.means |= {name: f(outputs) for name, f in functions.items()}

@@ -181,16 +181,11 @@ def has_modes(model: nn.Module) -> bool:
 
 
 @contextmanager
-def evaluating(model: nn.Module, number: int) -> Iterator[None]:
-    """Evaluates without dropout, recorded graph or use of random numbers.
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluates without dropout or recorded graph.
 
-    Calls the model's eval() and train(), which may write into its tensors. Tensors and
-    the flags of single frozen modules are restored.
-
-    Args:
-        model: what is evaluated.
-        number: of the evaluation. Each has its own random numbers, so that shuffled
-            inputs and noisy models are noticed.
+    Calls the model's eval() and train(), which may write into its tensors. Tensors, the
+    flags of single frozen modules and the program's random numbers are restored.
     """
     flags = [(module, module.training) for module in model.modules()]
     is_training = model.training
@@ -198,10 +193,6 @@ def evaluating(model: nn.Module, number: int) -> Iterator[None]:
     device = model_device(model)
     cuda = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(cuda), torch.no_grad():  # loaders draw seeds
-        seed = fold_in(int(torch.randint(2**63 - 1, (), device="cpu")), number)
-        torch.default_generator.manual_seed(seed)
-        for each in cuda:
-            torch.cuda.default_generators[each.index].manual_seed(seed)
         try:
             model.train(has_modes(model))  # its eval() is called with a draw's tensors
             yield
@@ -211,6 +202,15 @@ def evaluating(model: nn.Module, number: int) -> Iterator[None]:
                 module.training = training
             if before is not None:
                 before.restore()
+
+
+def seed_evaluation(model: nn.Module, number: int) -> None:
+    """Gives an evaluation its own random numbers: what depends on them is noticed."""
+    seed = fold_in(int(torch.randint(2**63 - 1, (), device="cpu")), number)
+    torch.default_generator.manual_seed(seed)
+    device = model_device(model)
+    if device is not None and device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(seed)
 
 
 class Replacements:
@@ -419,10 +419,14 @@ class Batches:
         )
 
     def _split(self, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
-        tensors = [value for value in inputs.values() if isinstance(value, Tensor)]
-        rows = {len(tensor) if tensor.dim() else 1 for tensor in tensors}
-        is_split = all(tensor.dim() for tensor in tensors)
-        if len(rows) != 1 or len(tensors) < len(inputs) or not is_split:
+        for key, value in inputs.items():
+            if not isinstance(value, Tensor) or value.dim() == 0:
+                raise ValueError(
+                    f"Invalid {self._name}: {key!r} is not a Tensor with a row for "
+                    "each input"
+                )
+        rows = {len(tensor) for tensor in inputs.values()}
+        if len(rows) != 1:
             raise ValueError(
                 f"Invalid {self._name}: a mapping with values of {sorted(rows)} rows "
                 "(must be Tensors of as many rows each)"
@@ -510,7 +514,8 @@ class BatchNorm:
                 new = torch.full_like(getattr(layer, kind), kind == "running_var")
                 fresh[f"{name}.{kind}" if name else kind] = new
         together = {**evaluation.protected(tensors), **fresh}
-        with self._averaging():
+        # All draws see the loader in one order.
+        with self._averaging(), torch.random.fork_rng(devices=[]):
             evaluation.run(together, batches)  # writes into the fresh ones
         return together
 

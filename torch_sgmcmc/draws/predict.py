@@ -25,6 +25,7 @@ from torch_sgmcmc.draws.forward import (
     default_forward,
     evaluating,
     model_device,
+    seed_evaluation,
     weight_of,
 )
 from torch_sgmcmc.draws.store import SampleStore
@@ -236,8 +237,10 @@ class Predictive:
             )
         if not numbers:
             raise ValueError("Invalid draws: there is none")
-        with evaluating(self._model, 2 * len(self._weights)):
-            terms = self._terms([self._tensors(draw) for draw in draws])
+        with evaluating(self._model):
+            tensors = [self._tensors(draw) for draw in draws]
+            seed_evaluation(self._model, 2 * len(self._weights))
+            terms = self._terms(tensors)
         if self._sums is None:
             self._sums = Sums(terms[0])
         for term in terms:
@@ -253,8 +256,10 @@ class Predictive:
     def of_first_batch(self, draw: Any) -> Tensor:
         """Returns a draw's outputs for the first batch of inputs."""
         self._looks += 1
-        with evaluating(self._model, 2 * self._looks + 1):
-            return self._evaluation.outputs(self._tensors(draw), [self._batches.first])
+        with evaluating(self._model):
+            tensors = self._tensors(draw)
+            seed_evaluation(self._model, 2 * self._looks + 1)
+            return self._evaluation.outputs(tensors, [self._batches.first])
 
     @property
     def is_constant(self) -> bool:

@@ -147,6 +147,10 @@ def _check_params(sampler: Sampler) -> None:
         )
 
 
+def _fits(kept: Tensor, p: Tensor) -> bool:
+    return kept.dtype is p.dtype and kept.shape == p.shape
+
+
 def _layouts(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     """Returns what a graph keeps of its inputs."""
     return tuple((t.shape, t.dtype, t.stride()) for t in tensors)
@@ -297,6 +301,8 @@ class _CompiledSteps:
             [p.detach(), *(context.state[p][key] for key in updated.rule.keys)]
             for p, updated in zip(self._params, params, strict=True)
         ]
+        if not all(_fits(kept, p) for p, *own in old for kept in own):
+            return []  # a step's error names it
         record = record_of(sampler)
         each_tile = [TileValues(tile, old, means, record) for tile in tiles]
         is_checked = context.groups[0]["nonfinite"] != "ignore"
@@ -338,10 +344,10 @@ class _CompiledSteps:
         """Checks the sampler before steps; returns None if single ones are needed."""
         sampler, context = self._sampler, context_of(self._sampler)
         check_groups_of(sampler)
+        begin_step(sampler)
         rules = rules_of(sampler)
         if self._needs_single_steps(rules):
             return None
-        begin_step(sampler)
         record_estimate(context)
         rescale_momenta(sampler)
         means = [context.state[p].get(PRIOR_MEAN) for p in self._params]
@@ -366,7 +372,7 @@ class _CompiledSteps:
             if any(key not in own for key in (STEP, *rules[g].keys)):
                 return True
             kept = [own.get(key, p) for key in (PRIOR_MEAN, *rules[g].keys)]
-            if any(t.dtype is not p.dtype or t.shape != p.shape for t in kept):
+            if not all(_fits(tensor, p) for tensor in kept):
                 return True  # a step's error names it
         return False
 

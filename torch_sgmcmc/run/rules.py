@@ -14,8 +14,8 @@ from torch import Tensor
 from torch_sgmcmc.core.hyperparams import least_root
 from torch_sgmcmc.core.ops import OP_SPECS, chain_turn
 from torch_sgmcmc.core.sampler import Sampler
-from torch_sgmcmc.core.state import PRECONDITIONER, is_preconditioned
-from torch_sgmcmc.core.steps import numbers_of, operator_of
+from torch_sgmcmc.core.state import PRECONDITIONER
+from torch_sgmcmc.core.steps import numbers_of, operator_of, takes_preconditioners
 from torch_sgmcmc.data import one_gradient_a_step
 
 
@@ -257,7 +257,7 @@ def rules_of(sampler: Sampler) -> list[Rule]:
         _rule_of(
             operator_of(sampler, group),
             numbers_of(sampler, group),
-            is_preconditioned=is_preconditioned(sampler.state, group),
+            is_preconditioned=takes_preconditioners(sampler, group),
         )
         for group in (sampler.param_groups if is_single else ())
     )

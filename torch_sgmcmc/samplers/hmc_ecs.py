@@ -15,7 +15,7 @@ from torch_sgmcmc.core import finite_check
 from torch_sgmcmc.core.context import context_of, nonfinite_policy
 from torch_sgmcmc.core.distributed import refuse_several_ranks
 from torch_sgmcmc.core.hyperparams import check_integer, check_real
-from torch_sgmcmc.core.parameters import check_sizes, refuse_scaler
+from torch_sgmcmc.core.parameters import are_others, check_sizes, refuse_scaler
 from torch_sgmcmc.core.shared_settings import SharedSettings
 from torch_sgmcmc.core.spec import SamplerSpec, Takes, Traits
 from torch_sgmcmc.core.state_dict import check_count, check_part
@@ -195,7 +195,7 @@ class HMCECS(SharedSettings):
 
     # Not saved: the last step's density and end, and proposals for the next steps.
     _last: tuple[Density, Point] | None = None
-    _ids: tuple[int, ...] = ()  # of the parameters that θ* is of
+    _of: tuple[Tensor, ...] = ()  # the parameters that θ* is of
     _proposals: Proposals | None = None
     _is_warming_up: bool = False
 
@@ -418,7 +418,8 @@ class HMCECS(SharedSettings):
         sweep = Sweep(target, context.noise(), nonfinite_policy(context))
         sizes = group["trajectory_length"], group["step_size"]
         num_steps = leapfrog_steps(None, *sizes, most_steps)
-        start, moved = [p.detach().clone() for p in data.params], False
+        places = [p.detach() for p in data.params]  # an interrupt may leave autograd on
+        start, stays = [p.clone() for p in places], False
         try:
             present = sweep.begin(last, self._subsample(target))
             if most_steps is None and is_check_due(group):
@@ -431,22 +432,23 @@ class HMCECS(SharedSettings):
             present, log_ratio, moved = sweep.update_parameters(
                 present, group["step_size"], num_steps
             )
+            with Interrupts():  # all of this, or nothing
+                stays = moved
+                self._last = target.density, present
+                self.state["subsample"] = present.subsample.save(layout)
+                self._context.rng.count()
+                self._set(
+                    num_trajectories=group["num_trajectories"] + 1,
+                    num_accepted=group["num_accepted"] + moved,
+                    num_divergences=group["num_divergences"]
+                    + (not math.isfinite(log_ratio)),
+                    num_subsamples_accepted=group["num_subsamples_accepted"] + renewed,
+                    sign=int(present.estimate.sign),
+                )
         finally:
+            if not stays:
+                torch._foreach_copy_(places, start)
             self._count(data)
-            if not moved:
-                torch._foreach_copy_([p.detach() for p in data.params], start)
-        with Interrupts():
-            self._last = target.density, present
-            self.state["subsample"] = present.subsample.save(layout)
-            self._context.rng.count()
-            self._set(
-                num_trajectories=group["num_trajectories"] + 1,
-                num_accepted=group["num_accepted"] + moved,
-                num_divergences=group["num_divergences"]
-                + (not math.isfinite(log_ratio)),
-                num_subsamples_accepted=group["num_subsamples_accepted"] + renewed,
-                sign=int(present.estimate.sign),
-            )
         return log_ratio
 
     def _data(self, closure: Closure | None) -> AllData:
@@ -460,10 +462,9 @@ class HMCECS(SharedSettings):
         params = _sampled(self.param_groups)
         if not params:
             raise RuntimeError("HMCECS has no parameters that require gradients")
-        ids = tuple(map(id, params))
-        if self._ids not in ((), ids):
+        if are_others(self._of, params):
             self._parameters_changed()  # some were frozen
-        self._ids = ids
+        self._of = tuple(params)
         first, seed = self.param_groups[0], self._context.rng.seed
         return AllData(closure, params, first["num_data"], first["chunk_size"], seed)
 
@@ -517,24 +518,20 @@ class HMCECS(SharedSettings):
         check_saved(state_dict["state"], steps, d)
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`Sampler.state_dict`.
-
-        Raises:
-            RuntimeError: a warm-up has not ended, or parameters were just frozen.
-        """
-        _check_savable(self._is_warming_up, self._ids, self.param_groups)
+        """See :meth:`Sampler.state_dict`; raises RuntimeError inside a warm-up."""
+        _check_savable(self._is_warming_up, self._of, self.param_groups)
         return super().state_dict()
 
     def __getstate__(self) -> dict[str, Any]:
-        _check_savable(self._is_warming_up, self._ids, self.param_groups)
-        return super().__getstate__()
+        _check_savable(self._is_warming_up, self._of, self.param_groups)
+        return {**super().__getstate__(), "_of": self._of}
 
     def _finish_loading(self, state_dict: dict[str, Any]) -> None:
         super()._finish_loading(state_dict)
         kept = {key: self.state.pop(key) for key in _KEYS if key in self.state}
         self.state.update(on_host(kept, _sampled(self.param_groups)))
         self._last = self._proposals = None
-        self._ids = tuple(map(id, _sampled(self.param_groups)))
+        self._of = tuple(_sampled(self.param_groups))
         self._is_warming_up = False
 
 
@@ -542,9 +539,10 @@ def _sampled(groups: list[dict[str, Any]]) -> list[Tensor]:
     return [p for group in groups for p in group["params"] if p.requires_grad]
 
 
-def _check_savable(is_warming_up: bool, ids: Any, groups: list[dict[str, Any]]) -> None:
-    if is_warming_up or ids not in ((), tuple(map(id, _sampled(groups)))):
+def _check_savable(is_warming_up: bool, of: Any, groups: list[dict[str, Any]]) -> None:
+    if is_warming_up or are_others(of, _sampled(groups)):
         raise RuntimeError(
-            "HMCECS cannot be saved inside a warm-up or before a first step with other "
-            "parameters (make the step, another warm-up, or set_anchor())"
+            "HMCECS cannot be saved now: a warm-up has not ended, or other parameters "
+            "are sampled than at the last step (run warmup() again, make a step, or "
+            "call set_anchor())"
         )

@@ -463,13 +463,13 @@ class SBPS(SharedSettings):
         is_made = False
         try:
             losses, ahead = event.happen(trajectory, closure)
-            if event.has_moved:
-                interval = progress["observed_interval"] = common["sample_interval"]
-                times = common["trajectory_time"], progress["trajectory_time"]
-                progress["num_samples"] = self._listeners.call(
-                    self, trajectory, times, event.line, interval
-                )
             with Interrupts():  # all of this, or nothing
+                if event.has_moved:
+                    interval = progress["observed_interval"] = common["sample_interval"]
+                    times = common["trajectory_time"], progress["trajectory_time"]
+                    progress["num_samples"] = self._listeners.call(
+                        self, trajectory, times, event.line, interval
+                    )
                 is_made = True
                 self._model_checked |= event.checks_model
                 progress["clock"] = clock

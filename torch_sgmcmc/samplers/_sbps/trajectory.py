@@ -158,9 +158,9 @@ class Trajectory:
                     has_learned.add(v is not None)
         if len(has_learned) == 2 and not common["adapt"]:
             raise RuntimeError(
-                f"{context.name} has a parameter without V, which adapt=False would "
-                "keep at 0, and it would hold up all others (set adapt=True for some "
-                "steps after parameters are added or unfrozen)"
+                f"{context.name} has no squared gradients of a new parameter, whose "
+                "preconditioner would be so large that the others hardly move (after "
+                "parameters are added or unfrozen set adapt=True for some steps)"
             )
         return cls(parts).refreshed(0.0, common)
 

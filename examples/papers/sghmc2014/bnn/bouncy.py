@@ -77,10 +77,13 @@ class BouncyChain(Chain):
             return
         self.model.train()
         budget = (epoch - self._start_epochs) * len(self._images.train_y)
+        group = self._sampler.param_groups[0]
         while self.evaluations < budget:
+            refreshed = group["num_refreshments"]
             self._sampler.step(self._losses)
-        if self._precision is not None:
-            self._precision.step()
+            # Only there θ is a draw of the posterior.
+            if self._precision is not None and group["num_refreshments"] > refreshed:
+                self._precision.step()
 
     def _averaging(self) -> bool:
         return self._epoch > self._config.burn_in
