@@ -544,7 +544,7 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @graphs_without_code
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_single_step_between_blocks_is_noticed(change: str) -> None:
-    """With other settings, which are set back before the next block."""
+    """Its settings are set back before the next block."""
     options = {"noise_estimate": 0.02} if change == "noise" else {}
     compiled, eager = (Chain(sg.SGHMC, **options) for _ in range(2))
     block = compiled.block()
