@@ -276,7 +276,7 @@ class Interrupts:
 
     def _restore(self) -> dict[int, Any]:
         former, self._former = self._former, {}
-        for number, handler in former.items():
+        for number, handler in reversed(former.items()):  # SIGINT last: it may raise
             _signal.signal(number, handler)
         return former
 
