@@ -292,9 +292,8 @@ class GammaPrecision:
     only where ``num_refreshments`` has grown. :func:`sample` does so.
 
     Raises:
-        ValueError: shape, rate or groups out of range, a sampler of several chains or
-            with a ``refresh_rate`` of 0, or, in :meth:`step`, T = 0 or a shape too
-            small for T < 1.
+        ValueError: shape, rate or groups out of range, a sampler of several chains, or,
+            in :meth:`step`, T = 0 or a shape too small for T < 1.
         RuntimeError: in :meth:`step`, a parameter is not finite. No group has changed.
 
     Example:
@@ -324,11 +323,6 @@ class GammaPrecision:
             raise ValueError(
                 "Invalid sampler: it has num_chains, and a group's prior_precision "
                 "would be drawn for all of them (use a sampler for each chain)"
-            )
-        if sampler.param_groups[0].get("refresh_rate") == 0:
-            raise ValueError(
-                "Invalid sampler: its refresh_rate is 0, and prior_precision is drawn "
-                "after refreshments (must be > 0)"
             )
         self.sampler = sampler
         self.shape = check_real("shape", shape, low_open=True)

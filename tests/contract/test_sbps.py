@@ -123,10 +123,8 @@ def test_another_target_is_observed_afresh():
     sampler = make([{"params": [p]} for p in params])
     closure = Draws(params)
     run(sampler, closure, 20)
-    with pytest.raises(ValueError, match="refresh_rate is 0"):
-        sg.GammaPrecision(sampler)
-    for group, precision in zip(sampler.param_groups, (3.0, 11.0), strict=True):
-        group["prior_precision"] = precision
+    precision = sg.GammaPrecision(sampler)
+    precision.step()
     before = [p.detach().clone() for p in params]
     looks = sampler.param_groups[0]["num_observations"]
     state = closure.generator.get_state()

@@ -42,21 +42,27 @@ class Prior(torch.nn.Module):
 def test_joint_of_a_path(tmp_path):
     """λ is drawn where the particle is refreshed: with all events its mean is 0.83."""
     sampler = partial(
-        sg.SBPS, num_data=4, prior_precision=1.0, refresh_rate=0.5, num_std=8
+        sg.SBPS, num_data=4, prior_precision=1.0, num_std=8, sample_interval=0.25
     )
-    store = sg.sample(
-        Prior(),
-        partial(sampler, sample_interval=0.25),
-        [torch.zeros(4, dtype=torch.float64)],
-        Prior.losses,
-        tmp_path / "store",
-        steps=5000,
-        schedule=partial(GammaPrecision, shape=3.0, rate=3.0),
-        seed=1,
-        check=False,
-        report=False,
-        progress=False,
-    )
+
+    def run(refresh_rate):
+        return sg.sample(
+            Prior(),
+            partial(sampler, refresh_rate=refresh_rate),
+            [torch.zeros(4, dtype=torch.float64)],
+            Prior.losses,
+            tmp_path / "store",
+            steps=5000,
+            schedule=partial(GammaPrecision, shape=3.0, rate=3.0),
+            seed=1,
+            check=False,
+            report=False,
+            progress=False,
+        )
+
+    with pytest.raises(ValueError, match="refresh_rate is 0"):
+        run(0.0)
+    store = run(0.5)
     drawn = torch.tensor([draw.prior_precision[0] for draw in store])
     means = drawn[: len(drawn) // 20 * 20].view(20, -1).mean(1)
     assert len(drawn) > 5000

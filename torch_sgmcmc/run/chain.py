@@ -478,7 +478,7 @@ class _Run:
 
     def _check_stores_some(self) -> None:
         if traits_of(self._sampler).is_path:  # counts samples, not steps
-            return
+            return starts.check_refreshments(self._sampler, bool(self._schedules))
         given = self._settings.collecting
         starts.check_tuning(self._sampler, given["burn_in"], bool(self._schedules))
         count, phases = self._steps, ""

@@ -163,6 +163,15 @@ def check_tuning(sampler: Sampler, burn_in: int, has_schedule: bool) -> None:
         )
 
 
+def check_refreshments(sampler: Sampler, has_schedule: bool) -> None:
+    """Raises if a path is never refreshed, after which alone precisions are drawn."""
+    if has_schedule and sampler.param_groups[0]["refresh_rate"] == 0:
+        raise ValueError(
+            "Invalid schedule: prior precisions are drawn after refreshments, and "
+            "refresh_rate is 0 (must be > 0)"
+        )
+
+
 def hyperparameters(sampler: Sampler) -> list[dict[str, Any]]:
     """Returns a fingerprint of the chain's settings without its seed."""
     counters = ("seed", "step", "num_skipped")
