@@ -113,7 +113,9 @@ def _a_state_dict_is_loaded(chain):
 
 def _a_group_is_added(chain):
     chain.params.append(nn.Parameter(chain.cut(random(20))))
-    chain.sampler.add_param_group({"params": chain.params[3:], "lr": 0.2})
+    chain.sampler.add_param_group(
+        {"params": chain.params[3:], "lr": 0.2, "prior_mean": 0.0}
+    )
 
 
 CHANGES = {
