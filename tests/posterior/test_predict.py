@@ -492,6 +492,17 @@ def test_batch_norm_refreshed_for_each_draw(buffers, kind):
         )
 
 
+def test_a_shuffled_refresh_is_the_same_for_all_draws():
+    model, x = with_batch_norm(), inputs()
+    draws, found = draws_of(model, 3), []
+    loader = DataLoader(inputs(60), 20, shuffle=True)
+    for chunk_size in (1, 3):
+        torch.manual_seed(1)
+        options = {"refresh_batch_norm": loader, "chunk_size": chunk_size}
+        found.append(sg.predict(model, draws, x, **options).mean)
+    torch.testing.assert_close(*found)
+
+
 def test_batch_norm_of_other_parameters_is_warned_of_once():
     model, x = with_batch_norm(), inputs()
     draws = draws_of(model, 3)
