@@ -238,7 +238,7 @@ PYBIND11_MODULE(_C, m) {
         "Where the noise of the next parameter begins.");
   m.def("check_ranges", &CheckRanges, py::arg("offsets"), py::arg("sizes"),
         py::arg("next_offset"),
-        "Raises unless groups' parameters have ranges of their own "
+        "Raises unless groups' parameters have separate ranges "
         "(csrc/host/parameters.h).");
 
   BindBouncy(m);

@@ -199,7 +199,7 @@ Call PackedTensors::Next(const OpSpec& spec, const PackedCall& packed) {
       call.integers[i] = static_cast<int64_t>(number);
     } else {
       Fail(op_, "packed has a ", spec.numbers[i].name,
-           " that is no whole number");
+           " that is not a whole number");
     }
   }
   size_t next = spec.numbers.count;

@@ -34,7 +34,7 @@ struct Call {
   // role of the first.
   std::vector<Argument> Arguments(std::optional<Role> lead) const;
   Plan MakePlan(const std::vector<Argument>& arguments) const;
-  // The number of chains with sums of their own.
+  // The number of chains with separate sums.
   int64_t chains() const;
   // Calls visit(argument) with the member of a call for a slot.
   static void VisitAt(const Slot& slot, auto& call, const auto& visit) {

@@ -5,7 +5,7 @@
 // In a stretch, kLanes running sums take every kLanes-th element and are added
 // in order. The stretches' sums, in the order of segments, are dealt out to
 // kBranches running sums, which are added in a binary tree. Each chain of a
-// leading dimension has sums of its own. The order depends on sizes alone, not
+// leading dimension has separate sums. The order depends on sizes alone, not
 // on threads, instruction set or device. On a GPU a lane and a branch are a
 // thread each.
 #pragma once

@@ -15,7 +15,7 @@ void MultiplyGroup(const ChainProduct& p, int64_t chain) {
   constexpr int64_t kStep = int64_t{kVectors} * kLaneFloats;
   const int64_t blocks = (p.columns + kColumns - 1) / kColumns;
   // What is read again and again lies side by side, and stays in the cache: a's
-  // rows do so, but for a transposed a.
+  // rows do so, unless a is transposed.
   static thread_local std::vector<float> packed;
   packed.resize(
       static_cast<size_t>(p.inner * (blocks * kStep + kRowBlock * kChains)));

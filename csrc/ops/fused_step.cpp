@@ -75,7 +75,7 @@ int64_t EWSGStep(TensorList params, TensorList grads, TensorList proposals,
   CheckCount(kOp, "proposal", proposal, 0);
   if (proposal >= kMaxProposals) Fail(kOp, "proposal must be below 2^24");
   if (ratios.calls.size() != known.calls.size()) {
-    Fail(kOp, "weights is no call of ewsg_log_ratio for each group");
+    Fail(kOp, "weights is not a call of ewsg_log_ratio for each group");
   }
   double log_ratio = 0;
   int64_t first_param = 0;
@@ -91,7 +91,7 @@ int64_t EWSGStep(TensorList params, TensorList grads, TensorList proposals,
     const int64_t momenta = ratio.lengths.size() == 2 ? ratio.lengths[1] : -1;
     if (SpecOf(ratio) != &EWSGLogRatios::kSpec || momenta < 0 ||
         ratio.offsets != of.offsets || ratio.has_means != of.has_means) {
-      Fail(kOp, "weights is no call of ewsg_log_ratio for each group");
+      Fail(kOp, "weights is not a call of ewsg_log_ratio for each group");
     }
     int64_t lists = 0;
     for (const int64_t each : of.lengths) lists += std::max<int64_t>(0, each);

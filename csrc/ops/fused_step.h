@@ -44,7 +44,7 @@ class UpdatesOn final : public Updates {
         update = std::make_unique<Update<Op, Driver>>(call);
       }
     });
-    if (update == nullptr) Fail(op, "packed is no call of a sampler's step");
+    if (update == nullptr) Fail(op, "packed is not a call of a sampler's step");
     return update;
   }
 };
@@ -63,7 +63,7 @@ class PreparedStep {
     calls_.reserve(packed.calls.size());  // updates refer to them
     for (const PackedCall& each : packed.calls) {
       const OpSpec* spec = SpecOf(each);
-      if (spec == nullptr) Fail(op, "packed is no call of a sampler's step");
+      if (spec == nullptr) Fail(op, "packed is not a call of a sampler's step");
       calls_.push_back(tensors.Next(*spec, each));
       Call& call = calls_.back();
       call.seed = packed.seed;

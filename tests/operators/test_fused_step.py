@@ -203,8 +203,8 @@ def test_a_deferred_step_takes_counts():
 
 def wrong():
     yield "row", [*OP_SPECS].index("gradient_variance_"), "is (no call|not a call) of"
-    yield "row", -1, "is no call of a sampler's step"
-    yield "row", 1000, "is no call of a sampler's step"
+    yield "row", -1, "is not a call of a sampler's step"
+    yield "row", 1000, "is not a call of a sampler's step"
     yield "numbers", [0.1], "packed is not a call of sgld_step_"
     yield "lengths", [], "packed is not a call of sgld_step_"
     yield "lengths", [10**6], "state has fewer tensors than packed says"
@@ -346,10 +346,10 @@ def test_ewsg_changes_nothing_if_not_finite(which, value):
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("row", 0, "weights is no call of ewsg_log_ratio"),
-        ("lengths", [], "weights is no call of ewsg_log_ratio"),
-        ("lengths", [1, 10**9], "weights is no call|fewer tensors"),
-        ("lengths", [1, -1], "weights is no call of ewsg_log_ratio"),
+        ("row", 0, "weights is not a call of ewsg_log_ratio"),
+        ("lengths", [], "weights is not a call of ewsg_log_ratio"),
+        ("lengths", [1, 10**9], "weights is not a call|fewer tensors"),
+        ("lengths", [1, -1], "weights is not a call of ewsg_log_ratio"),
         ("lengths", [10**6, 0], "state has fewer tensors than packed says"),
         ("numbers", [0.1], "packed is not a call of ewsg_log_ratio"),
         ("numbers", [0.1, 0.9, 7, 1.0, 0.7, 1, 9.0, 1.0, 0.0], "Invalid surrogate: 9"),

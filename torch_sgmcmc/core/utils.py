@@ -269,7 +269,7 @@ class Interrupts:
             self.pending, self._frame = number, frame
 
     def _deliver(self, number: int, former: Mapping[int, Any]) -> None:
-        if callable(former[number]):  # a signal anew would also wake event loops twice
+        if callable(former[number]):  # another signal would wake event loops twice
             former[number](number, self._frame)
         else:
             signal.raise_signal(number)

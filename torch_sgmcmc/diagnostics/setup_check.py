@@ -185,7 +185,7 @@ class _Run(gradients.Run):
             self.add("random loss")
             self.repeats = True
             loss, grads = self.gradient(first)
-            if self._differs(grads, first):  # it has a generator of its own
+            if self._differs(grads, first):  # it uses another generator
                 self.repeats = False
                 return
         parts = self._halves_of(first)

@@ -250,7 +250,7 @@ def rules_of(sampler: Sampler) -> list[Rule]:
     is_single = one_gradient_a_step(sampler)
     if is_single and unwrap(type(sampler).step) is not unwrap(Sampler.step):
         raise ValueError(
-            f"Invalid sampler: {type(sampler).__name__} has a step() of its own, which "
+            f"Invalid sampler: {type(sampler).__name__} overrides step(), which "
             "a compiled block does not call (must be a class of torch_sgmcmc)"
         )
     found = (

@@ -258,7 +258,7 @@ def check_saved(state: dict[Any, Any], steps: int, d: int) -> None:
 
 
 def on_host(state: dict[str, Any], params: list[Tensor]) -> dict[str, Any]:
-    """Returns a state dict's parts where steps use them; {} if θ* is rounded anew."""
+    """Returns a state dict's parts where steps use them; {} if θ* was rounded again."""
     kept = mapped(lambda tensor: tensor.cpu(), state)
     if "subsample" in kept:
         indices = kept["subsample"]["indices"].to(params[0].device)

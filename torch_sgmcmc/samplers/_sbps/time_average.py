@@ -53,7 +53,7 @@ class TimeAverage:
 
     Note:
         If another average's function or a hook raises, the step is made again, and what
-        was called before it has had the segment twice: begin the averages anew.
+        was called before it has had the segment twice: start new averages.
 
     Example:
         >>> average = TimeAverage(sampler)
