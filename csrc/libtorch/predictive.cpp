@@ -137,17 +137,19 @@ void Predictive::load_state_dict(const StateDict& state, c10::Device device) {
   loaded.weights_ =
       FromValue<std::vector<double>>("weights", state.at("weights"));
   const bool has_entropy = link_ != Link::kIdentity;
+  const auto require = [](bool fits) {
+    if (fits) return;
+    Invalid(
+        "Invalid state_dict: it has other averages, or quantiles (must be of a "
+        "Predictive with the same link, and no functions)");
+  };
   if (const c10::IValue value = state.at("sums"); !value.isNone()) {
     const StateDict sums(value);
     const StateDict means = sums.at("means");
     const c10::IValue kept = sums.at("kept");
-    if (means.contains("") != has_entropy ||
-        means.size() != (has_entropy ? 1U : 0U) || !kept.isList() ||
-        !kept.toListRef().empty()) {
-      Invalid(
-          "Invalid state_dict: it has other averages, or quantiles (must be of "
-          "a Predictive with the same link, and no functions)");
-    }
+    require(means.contains("") == has_entropy &&
+            means.size() == (has_entropy ? 1U : 0U) && kept.isList() &&
+            kept.toListRef().empty());
     const auto taken = [device](const StateDict& from, const char* key) {
       const c10::IValue tensor = from.at(key);
       if (!tensor.isTensor()) WrongType(key, tensor, "a tensor");
@@ -158,7 +160,11 @@ void Predictive::load_state_dict(const StateDict& state, c10::Device device) {
     loaded.origin_ = taken(sums, "origin");
     loaded.distances_ = taken(sums, "distances");
     loaded.squares_ = taken(sums, "squares");
-    if (has_entropy) loaded.entropies_ = taken(means, "");
+    if (has_entropy) {
+      loaded.entropies_ = taken(means, "");
+      // Not saved, the link shows in the shape of its entropies.
+      require(loaded.entropies_.sizes() == Entropy(loaded.origin_).sizes());
+    }
     const auto dtype = FromValue<std::string>("dtype", sums.at("dtype"));
     loaded.dtype_ = dtype == "float64" ? at::kDouble : at::kFloat;
   } else {

@@ -8,12 +8,14 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <typeinfo>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "host/parameters.h"
 #include "libtorch/checks.h"
@@ -31,6 +33,29 @@ int64_t DrawSeed() {
                         at::TensorOptions(at::kLong))
       .item<int64_t>();
 }
+
+// Restores the records of noise estimates, unless the step is made.
+class EstimateGuard {
+ public:
+  explicit EstimateGuard(std::vector<GroupState>& groups) : groups_(groups) {
+    for (const GroupState& group : groups) {
+      before_.push_back(group.records.estimate);
+    }
+  }
+  ~EstimateGuard() {
+    for (size_t i = 0; i < before_.size(); ++i) {
+      groups_[i].records.estimate = before_[i];
+    }
+  }
+  EstimateGuard(const EstimateGuard&) = delete;
+  EstimateGuard& operator=(const EstimateGuard&) = delete;
+
+  void keep() { before_.clear(); }
+
+ private:
+  std::vector<GroupState>& groups_;
+  std::vector<std::optional<GroupRecords::Estimate>> before_;
+};
 
 // The parameters of modules that are tied are listed under each name.
 Tensors WithoutRepeats(const Tensors& params) {
@@ -59,7 +84,7 @@ void CheckFit(const char* name, const at::Tensor& value,
         " for a parameter of shape ", Shape(param.sizes()), " (must be of ",
         DtypeName(wanted), ", torch::kStrided and of its shape on ",
         param.device().str(),
-        ", each element with memory of its own): was the parameter replaced?");
+        ", without shared elements): was the parameter replaced?");
 }
 
 // A parameter's state, which torch gives to everybody.
@@ -321,6 +346,7 @@ torch::Tensor SamplerImpl::step(const LossClosure& closure) {
     loss = closure();
   }
   const at::NoGradGuard no_grad;
+  EstimateGuard estimates(chain_.groups);
   std::vector<TensorLists> lists = gather();
   if (rests()) return loss;
   if (keeps_momenta_ && chain_.capturable) rescale_now(lists);
@@ -332,7 +358,7 @@ torch::Tensor SamplerImpl::step(const LossClosure& closure) {
   }
   try {
     check_finite(lists);
-    if (keeps_momenta_) redraw_momenta();
+    if (keeps_momenta_ && !lists.empty()) redraw_momenta();
     prepare_all(lists);
   } catch (const StepSkipped&) {
     skip_step();
@@ -340,6 +366,7 @@ torch::Tensor SamplerImpl::step(const LossClosure& closure) {
   }
   set_gate(lists);
   advance(lists);
+  estimates.keep();
   return loss;
 }
 
@@ -349,6 +376,7 @@ std::vector<TensorLists> SamplerImpl::gather() {
   for (size_t group = 0; group < groups().size(); ++group) {
     collect(group, lists);
   }
+  check_shared();
   // An operator changes nothing if its arguments do not fit, but another
   // group's update may have been made before, or state created.
   if (lists.size() > 1 || !has_moved(lists)) check_fit(lists);
@@ -366,7 +394,8 @@ void SamplerImpl::advance(const std::vector<TensorLists>& lists) {
     update(each);
     BumpVersions(each.params);
   }
-  if (keeps_momenta_) finish_rescaling(lists);
+  // If nothing was updated, momenta still belong to their last settings.
+  if (keeps_momenta_ && !lists.empty()) finish_rescaling(lists);
   const bool is_gated = !lists.empty() && lists[0].gate.defined();
   for (GroupState& group : chain_.groups) {
     if (group.step.is_on_device() && is_gated) {
@@ -403,7 +432,11 @@ void SamplerImpl::check_groups() const {
     check_known(group);
     check(options_of(group));
   }
-  check_equal(shared_names(), why_equal());
+  check_shared();
+}
+
+void SamplerImpl::check_shared() const {
+  if (groups().size() > 1) check_equal(shared_names(), why_equal());
 }
 
 void SamplerImpl::check_equal(const std::vector<std::string>& names,

@@ -230,6 +230,8 @@ class SamplerImpl {
 
   // Throws unless all groups are known, valid, and have equal shared values.
   void check_groups() const;
+  // Throws unless shared values are equal in all groups.
+  void check_shared() const;
   // Throws unless values of these names are equal in all groups.
   void check_equal(const std::vector<std::string>& names,
                    const char* why) const;

@@ -321,6 +321,53 @@ TEST(Frozen, ParametersOfEverySamplerStayWhereTheyAre) {
   }
 }
 
+// Momenta keep the lr and T of their last update, as in Python.
+TEST(Frozen, StepsWithoutAnyGradientRescaleNoMomenta) {
+  for (const Method& method :
+       {Of<SGHMC>("SGHMC", Hamiltonian()),
+        Of<BAOA>("BAOA", BAOAOptions(0.1).num_data(50).seed(7)),
+        Of<SGNHT>("SGNHT", SGNHTOptions(0.1).num_data(50).seed(7))}) {
+    SCOPED_TRACE(method.name);
+    const auto run = [&](double lr, double temperature) {
+      const Tensor p = Param(3);
+      const auto sampler = method.make(TwoGroups({p}));
+      auto& options =
+          static_cast<SamplerOptions&>(sampler->param_groups()[0].options());
+      for (const bool is_frozen : {false, true, false}) {
+        p.set_requires_grad(!is_frozen);
+        options.set_lr(is_frozen ? lr : 0.1);
+        options.set_temperature(is_frozen ? temperature : 1);
+        sampler->step();
+      }
+      return Snapshot(*sampler, {p});
+    };
+    const c10::IValue unchanged = run(0.1, 1);
+    EXPECT_TRUE(SameValues(run(0.1, 0), unchanged));
+    EXPECT_TRUE(SameValues(run(0.03, 1), unchanged));
+  }
+}
+
+// The estimate belongs to the settings of its first step that is made.
+TEST(NoiseEstimates, AreNotDatedByASkippedStep) {
+  const auto run = [](bool has_failed) {
+    const Tensor p = Param(3);
+    SGHMC sampler({p}, Hamiltonian().nonfinite("skip"));
+    sampler.step();
+    auto& options = sampler.options(0);
+    options.noise_estimate(0.08);
+    if (has_failed) {
+      const Tensor grad = p.grad();
+      p.mutable_grad() = torch::full_like(p, NAN);
+      sampler.step();
+      p.mutable_grad() = grad;
+    }
+    options.lr(options.lr() / 4);
+    sampler.step();
+    return p.detach().clone();
+  };
+  EXPECT_TRUE(torch::equal(run(true), run(false)));
+}
+
 TEST(Frozen, ParametersAreNotCounted) {
   const std::vector<Tensor> params = {Param(100), torch::full({900}, 0.01)};
   SGLD sampler(params, Langevin().prior_precision(1));

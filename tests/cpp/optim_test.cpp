@@ -276,8 +276,8 @@ TEST(Sampler, AFailedStepChangesNothing) {
   EXPECT_EQ(MessageOf<std::runtime_error>([&] { sampler.step(); }),
             "SGHMC has a momentum of torch::kFloat and shape [5] on cpu for a "
             "parameter of shape [5, 1] (must be of torch::kFloat, "
-            "torch::kStrided and of its shape on cpu, each element with memory "
-            "of its own): was the parameter replaced?");
+            "torch::kStrided and of its shape on cpu, without shared elements)"
+            ": was the parameter replaced?");
   params[1].set_data(before[1]);
   params[1].mutable_grad() = grad;
 

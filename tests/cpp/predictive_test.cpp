@@ -150,13 +150,17 @@ TEST(PredictiveTest, GoesOnFromAStateDict) {
       EXPECT_TRUE(torch::equal(found.aleatoric, wanted.aleatoric));
     }
     EXPECT_EQ(found.effective_draws, wanted.effective_draws);
-    Predictive other(link == Link::kIdentity ? Link::kSoftmax
-                                             : Link::kIdentity);
-    EXPECT_EQ(
-        MessageOf([&] { other.load_state_dict(one.state_dict()); }),
-        "Invalid state_dict: it has other averages, or quantiles (must be "
-        "of a Predictive with the same link, and no functions)");
-    EXPECT_EQ(other.num_draws(), 0);
+    for (const Link another :
+         {Link::kSoftmax, Link::kSigmoid, Link::kIdentity}) {
+      if (another == link) continue;
+      Predictive other(another);
+      EXPECT_EQ(
+          MessageOf<std::invalid_argument>(
+              [&] { other.load_state_dict(one.state_dict()); }),
+          "Invalid state_dict: it has other averages, or quantiles (must be "
+          "of a Predictive with the same link, and no functions)");
+      EXPECT_EQ(other.num_draws(), 0);
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
 #include "host/settings.h"
+#include "same_values.h"
 #include "testing.h"
 #include "torch_sgmcmc/torch_sgmcmc.h"
 
@@ -74,6 +75,34 @@ TEST(MCLMC, EnergyErrorsForgetAMoveInWhichThePosteriorChanges) {
   EXPECT_LT(error(), first);
   sampler.options().temperature(2.0);
   EXPECT_LT(error(), first);
+}
+
+TEST(MCLMC, StepsOnlyWithEqualSettingsOfAllGroups) {
+  const std::vector<at::Tensor> params = Parameters();
+  const std::vector<ParamGroup> groups = {ParamGroup({params[0]}),
+                                          ParamGroup({params[1]})};
+  MCLMC sampler(groups, MCLMCOptions(0.1).num_data(10).seed(1));
+  sampler.step();
+  const MCLMCOptions kept = sampler.options(1);
+  const at::Tensor theta = torch::cat(params).detach();
+  const c10::IValue state = c10::IValue(sampler.state_dict()).deepcopy();
+  const auto expect = [&](const MCLMCOptions& other, const char* what) {
+    sampler.options(1) = other;
+    EXPECT_EQ(MessageOf<std::invalid_argument>([&] { sampler.step(); }),
+              c10::str("Invalid ", what,
+                       " in the param groups (must be equal: "
+                       "the direction is one unit vector over all groups)"));
+    sampler.options(1) = kept;
+    EXPECT_TRUE(torch::equal(torch::cat(params), theta));
+    EXPECT_TRUE(SameValues(sampler.state_dict(), state));
+  };
+  expect(MCLMCOptions(kept).lr(0.05), "lr: [0.1, 0.05]");
+  expect(MCLMCOptions(kept).lr(0), "lr: [0.1, 0.0]");
+  expect(MCLMCOptions(kept).num_data(20), "num_data: [10, 20]");
+  expect(MCLMCOptions(kept).temperature(2), "temperature: [1.0, 2.0]");
+  expect(MCLMCOptions(kept).momentum(0.5), "momentum: [0.9, 0.5]");
+  sampler.step();
+  EXPECT_EQ(sampler.num_steps(), 2);
 }
 
 // PSGLD's preconditioner that stays: it is that of the present V and eps.

@@ -279,8 +279,15 @@ def test_the_same_message_of_another_samplers_state_dict(loads, run_in_cpp):
         assert_same_message(loads, job, run_in_cpp, match)
 
 
-def test_the_same_message_of_a_step(run_in_cpp):
-    name = "SGHMC-online"
+@pytest.mark.parametrize(
+    ("name", "key", "factors", "match"),
+    [
+        ("SGHMC-online", "lrs", [1000, 1000], "in the noisiest coordinate"),
+        ("MCLMC", "lrs", [1, 2], "Invalid lr: .*one unit vector"),
+        ("MCLMC", "temperatures", [1, 2], "Invalid temperature: .*one unit vector"),
+    ],
+)
+def test_the_same_message_of_a_step(name, key, factors, match, run_in_cpp):
     job = jobs.make_job(name, torch.float32)
-    job["lrs"] = 1000 * job["lrs"]
-    assert_same_message(name, job, run_in_cpp, "in the noisiest coordinate")
+    job[key] = job[key] * torch.tensor(factors)
+    assert_same_message(name, job, run_in_cpp, match)
