@@ -31,6 +31,8 @@ class Likelihood:
     is_likelihood = True
     #: The link of :class:`~torch_sgmcmc.Predictive`.
     link = "softmax"
+    #: The classes' dimension, for "softmax".
+    dim = -1
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         """Returns the loss of a batch (x, y)."""
@@ -60,6 +62,8 @@ class Likelihood:
 
 
 class _Categorical(Likelihood):
+    dim = 1  # cross_entropy's
+
     def of(self, outputs: Tensor, targets: Tensor, model: nn.Module) -> Tensor:
         return F.cross_entropy(outputs, targets, reduction="sum") / len(targets)
 
@@ -90,8 +94,10 @@ class _Gaussian(Likelihood):
 
         def both(model: nn.Module, batch: Any) -> Tensor:
             means = forward(model, batch)
-            if means.dim() < 2:
+            if means.dim() == 0:
                 raise wrong_shape("outputs", means, "[inputs, outputs]")
+            if means.dim() == 1:
+                means = means[:, None]
             return torch.cat([means, self._log_noise(model, means)], -1)
 
         return both
@@ -179,7 +185,10 @@ _NAMED = {
 
 
 def categorical() -> Likelihood:
-    """Classes from logits: cross-entropy, summed over the targets of a datum."""
+    """Classes from logits: cross-entropy, summed over the targets of a datum.
+
+    Outputs are [inputs, classes, ...], as for ``F.cross_entropy``.
+    """
     return _Categorical()
 
 
@@ -206,6 +215,7 @@ def gaussian(noise: float | str = 1.0) -> Likelihood:
 
     Returns:
         ``loss(model, batch)`` of a batch ``(x, y)``, with y of the outputs' shape.
+        Predictions of outputs [inputs] have the shape [inputs, 1].
     """
     if not isinstance(noise, str):
         check_real("noise", noise, low_open=True)

@@ -131,6 +131,15 @@ def test_variances_of_new_data():
     assert torch.equal(fixed.mean, found.mean)
 
 
+def test_outputs_of_one_dimension():
+    draws = some_draws()
+    options = {"likelihood": sg.losses.gaussian(0.5)}
+    flat = sg.predict(Line(), draws, INPUTS, forward=lambda m, x: m(x)[:, 0], **options)
+    found = sg.predict(Line(), draws, INPUTS, **options)
+    assert torch.equal(flat.mean, found.mean[:, :1])
+    assert torch.equal(flat.total, found.total[:, :1])
+
+
 def test_scores_of_mixtures():
     draws = some_draws()
     found = scoring.regression_scores(Line(), draws, INPUTS, TARGETS, NOISY)

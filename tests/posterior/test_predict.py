@@ -105,6 +105,11 @@ def test_sigmoid_and_classes_in_another_dimension():
     p = outputs(model, draws, -x).softmax(-1)
     close(found.mean[:, :, 1], p.mean(0))
     close(found.aleatoric[:, 1], entropy(p).mean(0))
+    # As in cross_entropy, unless a dimension is given.
+    options = {"forward": pixels, "likelihood": sg.losses.categorical()}
+    assert torch.equal(sg.predict(model, draws, x, **options).mean, found.mean)
+    last = sg.predict(model, draws, x, dim=-1, **options).mean
+    close(last.sum(-1), torch.ones(23, 4).double())
 
 
 def test_mean_variance_and_quantiles_of_outputs_with_weights():
@@ -455,6 +460,51 @@ def test_while_a_chain_runs_and_after_a_checkpoint():
         sg.Predictive(model, x).load_state_dict(state)
     with pytest.raises(ValueError, match="must have weights and sums"):
         whole.load_state_dict({"other": []})
+
+
+LINKS = [
+    {},
+    {"link": "sigmoid"},
+    {"link": "identity"},
+    {"likelihood": sg.losses.gaussian()},
+    {"dim": -2, "forward": lambda m, x: m(x)[..., None].expand(-1, -1, 4)},
+]
+
+
+@pytest.mark.parametrize("saved", LINKS)
+def test_sums_of_another_link_are_refused(saved):
+    model, x = network(), inputs()
+    source = sg.Predictive(model, x, **saved)
+    for draw in draws_of(model, 2):
+        source.update(draw)
+    state = copy.deepcopy(source.state_dict())
+    for options in LINKS:
+        target = sg.Predictive(model, x, **options)
+        # A Gaussian's σ² has the shape of a sigmoid's entropy.
+        alike = "likelihood" in options and saved == {"link": "sigmoid"}
+        if options is saved or alike:
+            target.load_state_dict(state)
+            continue
+        with pytest.raises(ValueError, match="Invalid state_dict"):
+            target.load_state_dict(state)
+        assert target.num_draws == 0 and target.state_dict()["sums"] is None
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_updates_in_and_out_of_inference_mode(loads):
+    model, x = network(), inputs()
+    draws = draws_of(model, 3)
+    predictive = sg.Predictive(model, x)
+    with torch.inference_mode():
+        predictive.update(draws[0])
+        if loads:
+            state, predictive = predictive.state_dict(), sg.Predictive(model, x)
+            predictive.load_state_dict(state)
+    predictive.update(draws[1])
+    with torch.inference_mode():
+        predictive.update(draws[2])
+    expected = sg.predict(model, draws, x)
+    assert torch.equal(predictive.result().variance, expected.variance)
 
 
 def test_batch_norm_of_the_draw():

@@ -146,6 +146,21 @@ def test_a_store_remembers_its_likelihood(tmp_path):
         expected = sg.predict(TwoHeads(), [*store[2:]], x, link="gaussian")
         assert torch.equal(found.mean, expected.mean) and found.mean.shape == (20, 1)
         assert torch.equal(found.aleatoric, expected.aleatoric)
+        one_by_one = sg.Predictive(TwoHeads(), x)
+        for draw in store[2:]:
+            one_by_one.update(draw)
+        for found in (
+            sg.predict(TwoHeads(), [*store[2:]], x),
+            sg.predict(TwoHeads(), (draw for draw in store[2:]), x, chunk_size=3),
+            one_by_one.result(),
+        ):
+            assert torch.equal(found.aleatoric, expected.aleatoric)
+        assert sg.report(TwoHeads(), [*store], x).outputs.shape[2:] == (20, 1)
+        plain = [dict(draw) for draw in store]
+        assert sg.predict(TwoHeads(), plain, x).mean.shape == (20, 2)
+        module = TwoHeads()
+        module.likelihood = nn.Identity()  # as of a Gaussian process
+        assert sg.predict(TwoHeads(), [module], x).mean.shape == (20, 2)
         # What is asked for goes before.
         assert sg.predict(TwoHeads(), store, x, link="identity").mean.shape == (20, 2)
     saved = json.loads((tmp_path / "store.json").read_text())

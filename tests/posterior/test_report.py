@@ -346,6 +346,44 @@ def test_targets_of_a_regression_are_used(tmp_path):
     assert "Root mean squared error" in (tmp_path / "report.md").read_text()
 
 
+def score_and_mean(columns, targets, **options):
+    """The report's line of errors, and the mean that it is of."""
+    g = torch.Generator().manual_seed(0)
+    shapes = {"weight": (columns, 3), "bias": (columns,)}
+    draws = [
+        {k: torch.randn(shape, generator=g) for k, shape in shapes.items()}
+        for _ in range(8)
+    ]
+    x, net = torch.randn(30, 3, generator=g), nn.Linear(3, columns)
+    mean = sg.predict(net, draws, x, **options).mean
+    return sg.report(net, draws, x, targets, **options)._score(), mean
+
+
+def test_errors_are_those_of_the_link():
+    labels = torch.arange(30) % 2
+    for targets in (labels, labels[:, None], labels.bool(), labels.double()):
+        line, p = score_and_mean(1, targets, link="sigmoid")
+        wrong = ((p[:, 0] > 0.5) != labels).double().mean()
+        assert line.startswith(f"Error of all draws together {wrong:.2%}, of one")
+    for options in ({"link": "identity"}, {"likelihood": sg.losses.gaussian(0.5)}):
+        line, mean = score_and_mean(1, 3 * labels, **options)
+        error = (mean.double()[:, 0] - 3 * labels).square().mean().sqrt()
+        assert f"Root mean squared error of all draws together {error:.3g}," in line
+        assert not score_and_mean(2, labels, **options)[0]
+    assert not score_and_mean(1, labels, link=lambda out: out)[0]
+
+    def pixels(model, batch):  # [inputs, classes, 2]
+        return torch.stack([model(batch), model(-batch)], 2)
+
+    options = {"likelihood": sg.losses.categorical(), "forward": pixels}
+    both = torch.stack([labels, 1 - labels], 1)
+    line, p = score_and_mean(3, both, **options)
+    assert (
+        f"Error of all draws together {(p.argmax(1) != both).double().mean():.2%}"
+        in (line)
+    )
+
+
 def test_temperatures_have_one_unit():
     draws, monitor, _samplers = chains_of(chains=2, temperature=0.25, noise=0.2)
     found = sg.report(None, draws, monitor=monitor)

@@ -20,6 +20,7 @@ from torch_sgmcmc.core.utils import panels
 from torch_sgmcmc.diagnostics import run_issues, run_record
 from torch_sgmcmc.diagnostics.convergence import Convergence
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
+from torch_sgmcmc.draws.averages import Link, link_of
 from torch_sgmcmc.draws.store import Draw, SampleStore
 from torch_sgmcmc.draws.store_files import finite
 from torch_sgmcmc.io import replace_file
@@ -49,6 +50,8 @@ class Report:
     norms: Convergence | None = None
     #: Steps from one draw to the next; None if unknown.
     spacing: float | None = None
+    #: The link of the outputs; None without inputs.
+    link: Link | None = None
 
     def __str__(self) -> str:
         """Returns numbers, issues and unknowns as text."""
@@ -117,20 +120,28 @@ class Report:
         )
 
     def _score(self) -> str:
-        if self.outputs is None or self.targets is None:
+        if self.outputs is None or self.targets is None or self.link is None:
             return ""
         targets, outputs = self.targets.cpu(), self.outputs.double().cpu()
         both = outputs.mean((0, 1)), outputs
-        are_labels = not targets.is_floating_point() and outputs.dim() == 4
-        if are_labels and targets.shape == outputs.shape[2:3]:
-            name, form = "Error", "{:.2%}"
-            wrong = [(each.argmax(-1) != targets).double().mean() for each in both]
-        elif targets.is_floating_point() and targets.numel() == outputs[0, 0].numel():
-            name, form = "Root mean squared error", "{:.3g}"
-            aims = targets.double().reshape(outputs.shape[2:])
-            wrong = [(each - aims).square().mean().sqrt() for each in both]
+        shape, link = outputs.shape[2:], self.link
+        are_numbers = link.name in ("identity", "gaussian")
+        name, form = "Error", "{:.2%}"
+        if are_numbers or link.name == "sigmoid" or targets.is_floating_point():
+            if targets.numel() != shape.numel():
+                return ""
+            aims = targets.double().reshape(shape)
+            if link.name == "sigmoid":
+                wrong = [((p > 0.5) != (aims > 0.5)).double().mean() for p in both]
+            else:
+                name, form = "Root mean squared error", "{:.3g}"
+                wrong = [(each - aims).square().mean().sqrt() for each in both]
         else:
-            return ""
+            dim = link.dim % len(shape) - len(shape)  # from the end
+            classes = both[0].argmax(dim)
+            if shape[dim] < 2 or targets.shape != classes.shape:
+                return ""
+            wrong = [(each.argmax(dim) != targets).double().mean() for each in both]
         mean, one = (form.format(float(value)) for value in wrong)
         return f"{name} of all draws together {mean}, of one draw {one}."
 
@@ -261,7 +272,7 @@ def report(
         monitor: the monitors of the chains, in their order, for runs without
             :func:`sample`. Default: the store's records.
         **options: options of :func:`predict`, such as link: "identity" for regression.
-            Default: the link of the store's likelihood, else "softmax".
+            Default: the link of the draws' likelihood, else "softmax".
 
     Returns:
         A :class:`Report`.
@@ -280,8 +291,6 @@ def report(
         unknown.append("whether outputs have converged (no inputs were given)")
     elif not isinstance(model, nn.Module):
         raise wrong_type("model", model, "a Module")
-    if not {"link", "likelihood"} & options.keys():
-        options["likelihood"] = getattr(draws, "likelihood", None)
     series, outputs = run_issues.read(chains, model, inputs, **options)
     found = run_issues.compare_chains(series, runs)
     names, norms = _norms(series, runs)
@@ -316,6 +325,7 @@ def report(
         targets=targets,
         norms=of_norms,
         spacing=_spacing(series),
+        link=None if model is None else link_of(draws[0], **options)[0],
     )
 
 

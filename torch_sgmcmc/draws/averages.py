@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torch_sgmcmc.core.hyperparams import check_integer
+from torch_sgmcmc.losses import Likelihood, likelihood_of
 
 
 class Link:
@@ -23,7 +24,9 @@ class Link:
                 "'gaussian' or a function of the outputs)"
             )
         self._link, self._is_checked = link, False
-        self._dim = check_integer("dim", dim, low=-(2**31))
+        #: The name, None for a function; the classes' dimension.
+        self.name = None if callable(link) else link
+        self.dim = check_integer("dim", dim, low=-(2**31))
         #: True if the values are probabilities; if the outputs are means and log σ.
         self.has_entropy = link in ("softmax", "sigmoid")
         self.has_noise = link == "gaussian"
@@ -55,26 +58,63 @@ class Link:
         if self._link == "sigmoid":
             return outputs.sigmoid()
         dims = outputs.dim()
-        if dims < 2 or not -dims < self._dim < dims or self._dim == 0:
+        if dims < 2 or not -dims < self.dim < dims or self.dim == 0:
             raise ValueError(
-                f"Invalid dim: {self._dim} is not the classes' in outputs of shape "
+                f"Invalid dim: {self.dim} is not the classes' in outputs of shape "
                 f"{list(outputs.shape)}"
             )
-        if outputs.shape[self._dim] < 2:
+        if outputs.shape[self.dim] < 2:
             raise ValueError(
                 f"Invalid outputs: shape {list(outputs.shape)} has one class (with "
                 "one number for two classes, link='sigmoid')"
             )
         if not self._is_checked:
             self._is_checked = True
-            _warn_of_probabilities(outputs, self._dim)
-        return _softmax(outputs, self._dim, overwrite)
+            _warn_of_probabilities(outputs, self.dim)
+        return _softmax(outputs, self.dim, overwrite)
 
     def entropy(self, values: Tensor) -> Tensor:
         """Returns the entropy of probabilities, in nats."""
         if self._link == "sigmoid":
             return -_logarithms(values) - _logarithms(1 - values)
-        return -_logarithms(values).sum(self._dim)
+        return -_logarithms(values).sum(self.dim)
+
+    def fits(self, origin: Tensor, aleatoric: Tensor | None) -> bool:
+        """Returns whether a draw's values and their uncertainty may be of this link."""
+        if aleatoric is None or not (self.has_entropy or self.has_noise):
+            return aleatoric is None and not (self.has_entropy or self.has_noise)
+        if self.has_entropy and bool(((origin < 0) | (origin > 1)).any()):
+            return False
+        if self.name != "softmax":
+            return aleatoric.shape == origin.shape
+        if not -origin.dim() <= self.dim < origin.dim():
+            return False
+        sums = origin.sum(self.dim)
+        return aleatoric.shape == sums.shape and not bool(
+            ((sums - 1).abs() > 1e-3).any()
+        )
+
+
+def link_of(
+    draw: Any,
+    *,
+    link: str | Callable[[Tensor], Tensor] | None = None,
+    dim: int | None = None,
+    likelihood: str | Likelihood | None = None,
+    **_: Any,
+) -> tuple[Link, Likelihood | None]:
+    """Returns the link by options of a Predictive, else by a draw's likelihood."""
+    if link is not None and likelihood is not None:
+        raise ValueError("Invalid link: give link or likelihood, not both")
+    # A module's likelihood is a part of it.
+    if link is None and likelihood is None and not isinstance(draw, nn.Module):
+        likelihood = getattr(draw, "likelihood", None)
+    chosen = None if likelihood is None else likelihood_of(likelihood)
+    if link is None:
+        link = "softmax" if chosen is None else chosen.link
+    if dim is None:
+        dim = -1 if chosen is None else chosen.dim
+    return Link(link, dim), chosen
 
 
 def _warn_of_probabilities(outputs: Tensor, dim: int) -> None:
@@ -180,6 +220,7 @@ class Sums:
     numbers far from 0 keep their digits.
     """
 
+    @torch.inference_mode(False)  # its tensors could not be changed outside of it
     def __init__(self, terms: Terms) -> None:
         self.origin = terms.values.to(torch.float64, copy=True)
         self.distances, self.squares, self._distance = (
@@ -230,6 +271,7 @@ class Sums:
         return state | {"means": {**self.means}, "dtype": dtype, "kept": [*self.kept]}
 
     @classmethod
+    @torch.inference_mode(False)
     def from_state(cls, state: Mapping[str, Any], device: Any) -> Sums:
         """Returns a copy of a state dict's tensors."""
         sums = cls.__new__(cls)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch_sgmcmc.core.hyperparams import check_integer, check_real, wrong_type
 from torch_sgmcmc.core.state_dict import check_keys
 from torch_sgmcmc.core.utils import progress_bar, unwrapped
-from torch_sgmcmc.draws.averages import SUMS, Link, Sums, Terms, weighted_quantiles
+from torch_sgmcmc.draws.averages import SUMS, Sums, Terms, link_of, weighted_quantiles
 from torch_sgmcmc.draws.forward import (
     Batches,
     BatchNorm,
@@ -29,7 +29,7 @@ from torch_sgmcmc.draws.forward import (
     weight_of,
 )
 from torch_sgmcmc.draws.store import SampleStore
-from torch_sgmcmc.losses import Likelihood, likelihood_of
+from torch_sgmcmc.losses import Likelihood
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,12 +118,14 @@ class Predictive:
         link: the averaged values. "softmax": class probabilities, "sigmoid": the
             probability of each output, "identity": outputs, "gaussian": the means,
             where outputs are means and log σ; or a function of a batch's outputs that
-            returns a row for each of theirs. Default: "softmax".
+            returns a row for each of theirs. None is the link of the likelihood of the
+            first draw, if it is a stored one, else "softmax". Default: None.
         likelihood: in place of ``link``: "classification", "bernoulli", "regression" (f
             alone), "heteroscedastic", or the chain's loss, if it is one of
             :mod:`torch_sgmcmc.losses`: ``losses.gaussian(noise="log_noise")``. Default:
             None.
-        dim: the classes' dimension, for "softmax". Default: -1.
+        dim: the classes' dimension, for "softmax". None is 1 for the likelihood
+            "classification", as for ``F.cross_entropy``, else -1. Default: None.
         forward: ``forward(model, batch)``, which returns the outputs as a Tensor with a
             row for each input. None calls the model with the batch and takes its
             result's ``.logits`` if there are any. Default: None.
@@ -155,8 +157,8 @@ class Predictive:
         model: nn.Module,
         inputs: Any,
         *,
-        link: str | Callable[[Tensor], Tensor] = "softmax",
-        dim: int = -1,
+        link: str | Callable[[Tensor], Tensor] | None = None,
+        dim: int | None = None,
         likelihood: str | Likelihood | None = None,
         forward: Callable[[nn.Module, Any], Tensor] | None = None,
         functions: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
@@ -172,12 +174,13 @@ class Predictive:
         self._batches = Batches(
             "inputs", inputs, batch_size, in_order=True, dtype=next(dtypes, None)
         )
-        if likelihood is not None:
-            if link != "softmax":
-                raise ValueError("Invalid link: give link or likelihood, not both")
-            chosen = likelihood_of(likelihood)
-            link, forward = chosen.link, chosen.forward(forward or default_forward)
-        self._link = Link(link, dim)
+        self._given: dict[str, Any] = {
+            "link": link,
+            "dim": dim,
+            "likelihood": likelihood,
+        }
+        self._forward = forward
+        self._choose_link(None)
         self._functions = _checked(functions or {})
         self._levels = tuple(quantiles)
         for level in self._levels:
@@ -185,7 +188,6 @@ class Predictive:
                 raise ValueError(f"Invalid quantile: {level} (must be in [0, 1])")
         self._keeps = bool(self._levels) or keep_draws
         self._keep_draws = keep_draws
-        self._evaluation = Evaluation(model, forward)
         self._replacements = Replacements(model)
         refresh = None
         if refresh_batch_norm is not None:
@@ -195,6 +197,13 @@ class Predictive:
         self._sums: Sums | None = None
         self._weights: list[float] = []
         self._looks = 0
+
+    def _choose_link(self, draw: Any) -> None:
+        self._link, likelihood = link_of(draw, **self._given)
+        forward = self._forward
+        if likelihood is not None:
+            forward = likelihood.forward(forward or default_forward)
+        self._evaluation = Evaluation(self._model, forward)
 
     @property
     def num_draws(self) -> int:
@@ -237,6 +246,8 @@ class Predictive:
             )
         if not numbers:
             raise ValueError("Invalid draws: there is none")
+        if not self._weights:
+            self._choose_link(draws[0])
         with evaluating(self._model):
             tensors = [self._tensors(draw) for draw in draws]
             seed_evaluation(self._model, 2 * len(self._weights))
@@ -335,6 +346,10 @@ class Predictive:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continues the sums of another run with the same arguments.
 
+        A link that came from stored draws must be given. Links are compared by what
+        sums show: whether values are probabilities, and the shape of ``aleatoric``.
+        Sums of "gaussian" and "sigmoid", or of two functions, can look alike.
+
         Raises:
             ValueError: the state dict is not a Predictive's, or has other options.
                 Nothing has been loaded.
@@ -349,14 +364,17 @@ class Predictive:
         state, loaded = state_dict["sums"], None
         if state is not None:
             check_keys(state, "Predictive", *SUMS, "means", "dtype", "kept")
-            names = {*self._functions}
-            if self._link.has_entropy or self._link.has_noise:
-                names.add("")
+            means = state["means"]
             kept = len(state_dict["weights"]) if self._keeps else 0
-            if {*state["means"]} != names or len(state["kept"]) != kept:
+            if (
+                {*means} - {""} != {*self._functions}
+                or len(state["kept"]) != kept
+                or not self._link.fits(state["origin"], means.get(""))
+            ):
                 raise ValueError(
                     "Invalid state_dict: it has other averages or quantiles (link, "
-                    "functions and quantiles must be those it was made with)"
+                    "dim, likelihood, functions and quantiles must be those it was "
+                    "made with)"
                 )
             loaded = Sums.from_state(state, model_device(self._model))
         self._weights = list(state_dict["weights"])
@@ -413,7 +431,8 @@ def predict(
         **options: options of :class:`Predictive`: ``link``, ``dim``, ``forward``,
             ``likelihood``, ``functions``, ``quantiles``, ``keep_draws``,
             ``batch_size``, ``refresh_batch_norm``. The default ``likelihood`` of stored
-            draws is the chain's loss, if it is one of :mod:`torch_sgmcmc.losses`.
+            draws, also of a list of some, is the chain's loss, if it is one of
+            :mod:`torch_sgmcmc.losses`.
 
     Returns:
         Means, variances, entropies, quantiles and averages, in the inputs' order.
@@ -439,9 +458,6 @@ def predict(
     if isinstance(draws, nn.Module | Mapping | Tensor):
         raise wrong_type("draws", draws, "an iterable of draws: of one, [draw]")
     _check_memory(draws)
-    likelihood = getattr(draws, "likelihood", None)
-    if likelihood is not None and not {"link", "likelihood"} & options.keys():
-        options["likelihood"] = likelihood
     size = check_integer("chunk_size", chunk_size, low=1)
     predictive = Predictive(model, inputs, **options)
     pairs = _pairs(progress_bar(draws, "Draws", progress), weights)

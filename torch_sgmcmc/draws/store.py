@@ -54,6 +54,7 @@ class Draw(Mapping[str, Tensor]):
         loss: the collector's ``loss``, else NaN.
         prior_precision: λ of each param group; empty if unknown.
         not_sampled: checksums of tensors that are neither sampled nor stored.
+        likelihood: settings of the chain's likelihood, None if unknown.
     """
 
     step: int
@@ -66,6 +67,7 @@ class Draw(Mapping[str, Tensor]):
     def __init__(self, file: DrawFile, row: int, names: Sequence[str]) -> None:
         self._file, self._row, self._names = file, row, names
         self.chain, self.not_sampled = file.chain, file.info.not_sampled
+        self.likelihood = file.info.likelihood
         for name, column in file.columns.items():
             setattr(self, name, column[row])
         self._tensors: dict[str, Tensor] | None = None
