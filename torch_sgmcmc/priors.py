@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvTransposeNd
+from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.parametrize import ParametrizationList
 
 from torch_sgmcmc.core.hyperparams import check_real
 from torch_sgmcmc.core.utils import Snapshot, resolved
@@ -24,24 +27,40 @@ _SEED = 0x3B1F_59E2_7C46_A8D5
 
 
 class _Layer(NamedTuple):
-    """A module with parameters of its own, and its name."""
+    """A module that owns parameters, and its name."""
 
     name: str
     module: nn.Module
 
+    def parametrized(self) -> Iterator[tuple[str, Any]]:
+        named: Any = getattr(self.module, "parametrizations", {})
+        for key, module in named.items():
+            yield f"{self.name}.parametrizations.{key}".removeprefix("."), module
+
     def params(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for key, p in self.module.named_parameters(self.name, recurse=False):
-            if p.requires_grad:
-                yield key, p
+        for name, module in ((self.name, self.module), *self.parametrized()):
+            for key, p in module.named_parameters(name, recurse=False):
+                if p.requires_grad:
+                    yield key, p
 
     def weight(self) -> Tensor | None:
         """Returns the first parameter with two or more dimensions."""
-        return next((p for _, p in self.params() if p.dim() > 1), None)
+        norms = self.norms()
+        found = (p for name, p in self.params() if p.dim() > 1 and name not in norms)
+        return next(found, None)
+
+    def norms(self) -> dict[str, float]:
+        """Returns by name, for weight_norm's norms, 1 / the number of their weights."""
+        return {
+            f"{name}.original0": each.original0.numel() / each.original1.numel()
+            for name, each in self.parametrized()
+            if isinstance(each[0], _WeightNorm)
+        }
 
     def fan_in(self) -> int:
         """Returns the number of inputs of an output."""
         weight = self.weight()
-        if weight is None or isinstance(self.module, nn.Embedding):
+        if weight is None or isinstance(self.module, nn.Embedding | nn.EmbeddingBag):
             return 1
         if isinstance(self.module, _ConvTransposeNd):
             inputs = weight.shape[0] // self.module.groups
@@ -84,26 +103,39 @@ def prior_groups(
     Returns:
         Param groups for a sampler, with named parameters. Layers of equal priors are in
         one group; shared weights have the largest precision of their layers. Scales of
-        norms have ``prior_mean`` 1 and, as their offsets, the
-        precision 25; embeddings have fan_in 1; other vectors and numbers, such as a log
-        σ, have the precision 1. Precisions are rounded to two digits.
+        norms have ``prior_mean`` 1 and, as their offsets, the precision 25; embeddings
+        have fan_in 1. Numbers, such as a log σ, and vectors of modules without a matrix
+        have the precision 1. Norms of
+        :func:`~torch.nn.utils.parametrizations.weight_norm` have fan_in / (weights of a
+        norm) in place of fan_in, 1 for a linear layer, which gives the variance 2; the
+        scale of its directions has no effect, and they have the layer's λ. Precisions
+        are rounded to two digits.
 
     Raises:
         ValueError: the model has no parameter that requires a gradient, ``scale`` is
             out of range, or ``lr`` or ``params`` have a name that the model lacks.
 
+    Warns:
+        UserWarning: a layer's inputs were not seen, or another parametrization may
+            change the size of its weights.
+
     Example:
         >>> sampler = sg.SGHMC(sg.prior_groups(model, x[:500]), lr=0.03, num_data=N)
     """
     check_real("scale", scale, low_open=True)
-    layers = [_Layer(name, module) for name, module in model.named_modules()]
+    layers = [
+        _Layer(name, module)
+        for name, module in model.named_modules()
+        if not isinstance(module, ParametrizationList)
+    ]
+    _warn_of_sizes(layers)
     squares = {} if inputs is None else _mean_squares(model, layers, inputs)
     rates = dict(lr or {})
     chosen: dict[nn.Parameter, tuple[str, tuple[float, float], float | None]] = {}
     for layer in layers:
         rate = rates.pop(layer.name, None)
         for name, p in layer.params():
-            prior = _prior(layer, name, squares.get(layer.name, 1.0), scale)
+            prior = _prior(layer, name, p, squares.get(layer.name, 1.0), scale)
             first = chosen.setdefault(p, (name, prior, rate))
             if prior > first[1]:  # of a layer that shares it
                 chosen[p] = first[0], prior, first[2]
@@ -145,15 +177,30 @@ def with_params(
     return result
 
 
+def _warn_of_sizes(layers: list[_Layer]) -> None:
+    for name, each in (pair for layer in layers for pair in layer.parametrized()):
+        other = [type(m).__name__ for m in each if not isinstance(m, _WeightNorm)]
+        if other and any(p.requires_grad for p in each.parameters()):
+            warnings.warn(
+                f"The size of weights by {other[0]} in {name!r} is not known to "
+                "prior_groups: the layer's outputs may have another variance than 2. "
+                "Compare outputs after draw_from_prior(), and set the prior_precision",
+                UserWarning,
+                stacklevel=3,
+            )
+
+
 def _prior(
-    layer: _Layer, name: str, square: float, scale: float
+    layer: _Layer, name: str, p: Tensor, square: float, scale: float
 ) -> tuple[float, float]:
     """Returns a parameter's prior precision and mean."""
     if isinstance(layer.module, _NORMS):
         return _NORM_PRECISION, float(name.endswith("weight"))
-    if layer.weight() is None:
+    part = layer.norms().get(name)
+    if layer.weight() is None or (p.dim() == 0 and part is None):
         return 1.0, 0.0
     precision = layer.fan_in() * square / (2 * scale**2)
+    precision *= 1.0 if part is None else part
     return float(f"{precision:.2g}"), 0.0
 
 
@@ -167,8 +214,8 @@ def _mean_squares(
     drawn: set[str] = set()
 
     def hook(layer: _Layer) -> Callable[..., None]:
-        def measure(_: nn.Module, given: tuple[Any, ...]) -> None:
-            x = given[0] if given else None
+        def measure(_: nn.Module, given: tuple[Any, ...], named: Any) -> None:
+            x = next(iter((*given, *named.values())), None)
             if layer.name in drawn or not isinstance(x, Tensor):
                 return
             square = float(x.double().square().mean()) if x.is_floating_point() else 1.0
@@ -177,7 +224,7 @@ def _mean_squares(
             drawn.add(layer.name)
             squares.setdefault(layer.name, []).append(square)
             for name, p in layer.params():
-                precision, mean = _prior(layer, name, square, 1.0)
+                precision, mean = _prior(layer, name, p, square, 1.0)
                 noise = torch.randn(p.shape, generator=generator, device="cpu")
                 p.copy_(mean + noise / math.sqrt(precision))
 
@@ -186,7 +233,7 @@ def _mean_squares(
     _cut(layers)
     kept = Snapshot(model, model.parameters())
     handles = [
-        layer.module.register_forward_pre_hook(hook(layer))
+        layer.module.register_forward_pre_hook(hook(layer), with_kwargs=True)
         for layer in layers
         if layer.weight() is not None or isinstance(layer.module, _NORMS)
     ]
@@ -203,6 +250,15 @@ def _mean_squares(
             handle.remove()
         _cut(layers)
         kept.restore()
+    unseen = [layer.name for layer in layers if layer.weight() is not None]
+    if unseen := [name for name in unseen if name not in squares]:
+        warnings.warn(
+            f"No inputs of the layers {', '.join(map(repr, unseen))} were seen (they "
+            "are not called as modules, or not with a tensor that is finite and not "
+            "0): mean squares of 1 are taken. Set the prior_precision of their groups",
+            UserWarning,
+            stacklevel=4,
+        )
     return {name: math.fsum(found) / len(found) for name, found in squares.items()}
 
 

@@ -8,6 +8,7 @@ from every_sampler import THREE, Chain, bits
 from torch import nn
 from torch.func import stack_module_state
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import torch_sgmcmc as sg
 
@@ -79,6 +80,71 @@ def test_a_minibatch_sets_the_first_layer_and_outputs_have_the_variance_2():
     assert float(outputs.square().mean()) == pytest.approx(2, rel=0.3)
     wide = precisions(sg.prior_groups(model, x, scale=2.0))
     assert wide["2.weight"] == pytest.approx(found["2.weight"] / 4, rel=0.06)
+
+
+class Named(nn.Module):
+    """Two layers, called by keyword, and a number beside a matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 32), nn.Linear(32, 1)
+        self.rest = nn.Parameter(torch.ones(64, 1))
+        self.log_noise = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        return self.last(input=torch.tanh(self.first(input=x))) + x @ self.rest
+
+
+def test_layers_called_by_keyword_and_numbers_beside_a_matrix():
+    torch.manual_seed(0)
+    x = 10 * torch.randn(300, 64)
+    found = precisions(sg.prior_groups(Named(), x))
+    assert found["first.weight"] == pytest.approx(3200, rel=0.05)
+    assert found["log_noise"] == 1
+
+
+def test_embeddings_of_bags():
+    bags = nn.EmbeddingBag(50, 16)
+    assert precisions(sg.prior_groups(bags)) == {"weight": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("make", "weights"),
+    [
+        (lambda: weight_norm(nn.Linear(64, 32)), 64),
+        (lambda: weight_norm(nn.Linear(64, 32), dim=None), 64 * 32),
+        (lambda: weight_norm(nn.Linear(64, 32), dim=1), 32),
+    ],
+)
+def test_outputs_of_weight_norm_have_the_variance_2(make, weights):
+    torch.manual_seed(0)
+    x = 3 * torch.randn(200, 64)
+    model = nn.Sequential(make(), nn.Tanh(), nn.Linear(32, 1))
+    groups = sg.prior_groups(model, x, lr={"0": 0.5})
+    found = precisions(groups)
+    square = float(x.square().mean())
+    of_norms, of_rows = (
+        found[f"0.parametrizations.weight.original{i}"] for i in range(2)
+    )
+    assert of_rows == found["0.bias"] == float(f"{32 * square:.2g}")
+    assert of_norms == float(f"{32 * square / weights:.2g}")
+    assert [g.get("lr") for g in groups] == [0.5, 0.5, None]
+    outputs = []
+    for seed in range(100):
+        sg.SGLD(groups, 0.1, num_data=9, seed=seed).draw_from_prior()
+        outputs.append(model[0](x).detach())
+    assert float(torch.stack(outputs).square().mean()) == pytest.approx(2, rel=0.5)
+
+
+def test_what_is_not_known_is_warned_of():
+    model = nn.Sequential(spectral_norm(nn.Linear(4, 3)), nn.Tanh())
+    with pytest.warns(UserWarning, match=r"_SpectralNorm in '0\.parametrizations"):
+        found = precisions(sg.prior_groups(model))
+    assert found == {"0.bias": 2.0, "0.parametrizations.weight.original": 2.0}
+    model = nn.ModuleDict({"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)})
+    model.forward = lambda x: model["a"](x)
+    with pytest.warns(UserWarning, match="No inputs of the layers 'b' were seen"):
+        sg.prior_groups(model, torch.ones(5, 4))
 
 
 def test_nothing_of_the_model_or_of_randomness_changes():
