@@ -156,6 +156,10 @@ def test_issues_are_named():
     assert result.value < 0
     with pytest.warns(UserWarning, match="have not settled"):
         issue.estimate(lambda p, **t: sg.SGLD(p, lr=1e-3, **t), burn_in=0)
+    with pytest.warns(UserWarning, match=r"Chains \[0, 1, 2, 3\] do not move"):
+        issue.estimate(
+            lambda p, **t: sg.HMC(p, step_size=9.0, num_steps=2, **t), batch_size=None
+        )
 
 
 def test_heat_is_said():

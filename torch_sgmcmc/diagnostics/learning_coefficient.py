@@ -174,9 +174,10 @@ def local_learning_coefficient(
 
     Warns:
         UserWarning: λ̂ is negative (w* is not a minimum, or there are too few draws), a
-            chain has diverged, or the second halves of the chains differ from the
-            first; by their :class:`TemperatureMonitor`, chains are above or below T
-            (for example by the noise of minibatches), or not in equilibrium.
+            chain has diverged or does not move, or the second halves of the chains
+            differ from the first; by their :class:`TemperatureMonitor`, chains are
+            above or below T (for example by the noise of minibatches), or not in
+            equilibrium.
 
     Reference:
         E. Lau, Z. Furman, G. Wang, D. Murfet and S. Wei, The Local Learning
@@ -382,6 +383,12 @@ def _estimate(
                 f"{error:.2g}: they have not settled (a longer burn_in, or a larger lr)"
             )
         found += _temperature_warnings(temperatures)
+    still = (traces == traces[:, :1]).all(1).nonzero().flatten().tolist()
+    if still := [k for k in still if k not in left]:
+        found.append(
+            f"Chains {still} do not move, their losses are constant: the estimate is "
+            "not of the target (a smaller step_size, lr not 0, a loss with gradients)"
+        )
     if value < 0:
         found.append(
             f"The estimate is negative ({value:.3g} ± {half_width:.2g}): chains find "
