@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torch_sgmcmc.core import hyperparams
 from torch_sgmcmc.core.parameters import by_lightning
+from torch_sgmcmc.core.utils import Interrupts
 
 Closure = Callable[[Tensor], Tensor]
 
@@ -293,9 +294,7 @@ def _columns_of_linear(linear: Tensor, weights: Tensor) -> Tensor:
     for basis in _bases(d, linear, d + size):
         end = begin + len(basis)
         if size < _SINGLY:
-            (rows,) = torch.autograd.grad(
-                linear, weights, basis, retain_graph=True, is_grads_batched=True
-            )
+            (rows,) = _batched_gradients(linear, [weights], basis)
             out[begin:end] = rows.reshape(-1, size)
         else:
             for direction, row in zip(basis, out[begin:end], strict=True):
@@ -307,15 +306,25 @@ def _columns_of_linear(linear: Tensor, weights: Tensor) -> Tensor:
     return out
 
 
+def _batched_gradients(
+    outputs: Tensor, inputs: list[Tensor], basis: Tensor, *, allow_unused: bool = False
+) -> tuple[Any, ...]:
+    """Returns the gradients for each row of ``basis``."""
+    more = {"retain_graph": True, "is_grads_batched": True}
+    with Interrupts():  # torch.vmap stays entered after one
+        return torch.autograd.grad(
+            outputs, inputs, basis, allow_unused=allow_unused, **more
+        )
+
+
 def jacobian(outputs: Tensor, params: list[Tensor], width: int) -> Tensor:
     """Returns the derivatives of ``outputs`` [n], with a graph, by parameters: [n, d].
 
     ``width`` estimates the elements of the pass for one row.
     """
     rows = []
-    more = {"retain_graph": True, "is_grads_batched": True, "allow_unused": True}
     for basis in _bases(len(outputs), outputs, width):
-        parts = torch.autograd.grad(outputs, params, basis, **more)
+        parts = _batched_gradients(outputs, params, basis, allow_unused=True)
         count = len(basis)
         columns = [
             p.new_zeros(count, p.numel()) if g is None else g.reshape(count, -1)
