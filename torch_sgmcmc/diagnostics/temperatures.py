@@ -17,7 +17,12 @@ from torch_sgmcmc.core.context import StepContext, TensorLists, context_of
 from torch_sgmcmc.core.parameters import fresh_gradients
 from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import traits_of
-from torch_sgmcmc.core.state_dict import check_count, check_keys, check_tensor
+from torch_sgmcmc.core.state_dict import (
+    check_count,
+    check_keys,
+    check_keys_of,
+    check_tensor,
+)
 from torch_sgmcmc.core.steps import tensor_lists_of
 from torch_sgmcmc.core.utils import panels
 from torch_sgmcmc.diagnostics.temperature_means import (
@@ -196,7 +201,8 @@ class TemperatureMonitor:
         observation compares with them.
         """
         self._read()
-        kept = {"every": self._every, "series": self._means.state}
+        kept: dict[str, Any] = {"every": self._every, "interval": self._interval}
+        kept["series"] = self._means.state
         if self._previous is not None:
             step, grads = self._previous
             by_place = {self._sums.place[p]: grad for p, grad in grads.items()}
@@ -212,13 +218,14 @@ class TemperatureMonitor:
         check_keys(state_dict, type(self).__name__, "every", "series")
         hyperparams.check_integer("every", state_dict["every"], low=1)
         previous = _read_previous(state_dict.get("previous_gradients"), self._params)
+        interval = _interval_of(state_dict["every"], self._attached().param_groups[0])
+        interval = check_count("interval", state_dict.get("interval", interval))
         self._means.state = state_dict["series"]
         self._rows.clear()
         self._others = []
         self._forces.clear()
         self._every, self._previous = state_dict["every"], previous
-        group = self._attached().param_groups[0]
-        self._interval = _interval_of(self._every, group)
+        self._interval = interval
 
     @torch.no_grad()
     def observe(self, closure: Callable[[], Any]) -> None:
@@ -482,6 +489,7 @@ def _read_previous(
 ) -> tuple[int, dict[Tensor, Tensor]] | None:
     if saved is None:
         return None
+    check_keys_of("previous_gradients", saved, ("step", "gradients"))
     step = check_count("step", saved["step"])
     grads = {}
     for place, grad in saved["gradients"].items():

@@ -22,7 +22,7 @@ from torch_sgmcmc.core.dtensor import refuse
 from torch_sgmcmc.core.hyperparams import check_function, check_integer, warn
 from torch_sgmcmc.core.sampler import Sampler, check_sampler
 from torch_sgmcmc.core.spec import traits_of
-from torch_sgmcmc.core.state_dict import check_keys
+from torch_sgmcmc.core.state_dict import check_count, check_keys
 from torch_sgmcmc.core.steps import is_adapting
 from torch_sgmcmc.core.utils import plain_names, unwrapped
 from torch_sgmcmc.diagnostics.run_record import RunRecorder, plain
@@ -409,12 +409,19 @@ class Collector(AbstractContextManager["Collector"]):
             if state_dict.get(name, value) != value:
                 run = f"the run in progress has {state_dict[name]}"
                 raise ValueError(f"Invalid {name}: {value} ({run})")
-        if self._stores:
-            self._writer.cut_back(state_dict["position"])
+        before = self._record.state_dict()
+        try:
+            if is_of_python:
+                count = check_count("count", state_dict["count"])
+                self._record.load_state_dict(state_dict)
+            if self._stores:
+                self._writer.cut_back(state_dict["position"])
+        except Exception:
+            self._record.load_state_dict(before)
+            raise
         if is_of_python:
-            self._record.load_state_dict(state_dict)
             self.start = state_dict.get("start", self.start)
-            self._count, self._mark = state_dict["count"], state_dict["mark"]
+            self._count, self._mark = count, state_dict["mark"]
             return
         burn_in, every = self._settings.values()  # in C++ the program chose the draws
         self._record.restart()
