@@ -55,6 +55,8 @@ class _Schedule(LRScheduler):
         """Includes param groups that were added since, with their present lr."""
         for group in self.optimizer.param_groups[len(self.base_lrs) :]:
             lr = group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"]
+            if self.base_lrs and "lr" in context_of(self.optimizer).spec.shared:
+                lr = self.base_lrs[0]
             self.base_lrs.append(group.setdefault("initial_lr", lr))
 
     def get_lr(self) -> list[float | Tensor]:
@@ -83,7 +85,7 @@ class CyclicalSchedule(_Schedule):
 
     with the ``temperature`` of each param group when the schedule is made, and its
     ``initial_lr``: the ``lr`` when its first schedule was made, as in torch (``del
-    group["initial_lr"]`` begins anew).
+    group["initial_lr"]`` starts again).
     Momenta follow lr and T, and are drawn where sampling begins; other state persists
     over phases. More: docs/changing_settings.md.
 

@@ -125,6 +125,27 @@ def test_it_is_the_model_with_the_origin_elsewhere(kind):
         torch.testing.assert_close(b, a, rtol=1e-12, atol=1e-11)
 
 
+@pytest.mark.parametrize("kind", ["SGLD", "EWSG", "HMC", "SBPS", "HMCECS"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_replaced_parameter_needs_a_mean(kind, place):
+    """Without one, no parameter of the group had a mean."""
+    problem = Problem([torch.full((3,), 7.0, dtype=torch.float64)] * 2)
+    sampler = SAMPLERS[kind][1](
+        [{"params": problem.params, "prior_mean": problem.shifts}]
+    )
+    problem.step(sampler)
+    new = nn.Parameter(problem.params[place].detach().clone())
+    problem.params[place] = sampler.param_groups[0]["params"][place] = new
+    before = bits(problem.params)
+    for act in (lambda: problem.step(sampler), sampler.reassign_noise_offsets):
+        with pytest.raises(ValueError, match=r"shape \[3\] has no prior_mean, and oth"):
+            act()
+    assert bits(problem.params) == before
+    sampler.state[new]["prior_mean"] = problem.shifts[place]
+    sampler.reassign_noise_offsets()
+    problem.step(sampler)
+
+
 @pytest.mark.parametrize("chains", [1, 3])
 def test_hmc_of_chains_accepts_by_the_right_energy(chains):
     """A prior alone, far from 0: trajectories keep its energy, and are accepted."""

@@ -51,6 +51,9 @@ class Hooks(Optimizer):
             context.is_settled = distributed.settle(context)
         distributed.claim_seed(context)
 
+    def _note_changes(self) -> None:
+        """Records changes of the target since the last step, before a copy is made."""
+
     def _check_group(self, group: dict[str, Any]) -> None:
         """Raises if a hyperparameter of a group is invalid."""
         if isinstance(group.get("lr"), Tensor):

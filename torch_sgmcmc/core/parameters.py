@@ -26,6 +26,7 @@ from torch_sgmcmc.core.context import (
 from torch_sgmcmc.core.hyperparams import wrong_type
 from torch_sgmcmc.core.ops import HAS_CUDA
 from torch_sgmcmc.core.random_state import SIZES, STEP
+from torch_sgmcmc.core.state import check_means
 from torch_sgmcmc.core.utils import DTYPES
 
 
@@ -229,6 +230,8 @@ def reassign_noise_offsets(
                     f"state[p][{key!r}], or delete it to restart it)"
                 )
     check_memory(group["params"] for group in context.groups)
+    for group in context.groups:
+        check_means(context.state, group["params"])
     sizes = [[context.numel(p) for p in group["params"]] for group in context.groups]
     changed = context.rng.reassign_noise_offsets(sizes)
     known = set(params)

@@ -112,17 +112,23 @@ class RandomState:
                 if size:
                     yield begin, begin + size
 
-    def check(self, name: str, groups: Sequence[dict[str, Any]]) -> None:
-        """Raises if a group holds other objects."""
+    def reorder(self, groups: Sequence[dict[str, Any]]) -> bool:
+        """Takes over the order of groups; returns False if one is not known."""
         known = {id(own[OFFSETS]): own for own in self.of_groups}
         found = (known.get(id(group.get(OFFSETS))) for group in groups)
         in_order = [own for own in found if own is not None]
-        if len(in_order) == len(groups):  # groups may have been reordered or removed
-            self.of_groups = in_order
-        elif len(groups) != len(known):
+        if len(in_order) < len(groups):
+            return False
+        self.of_groups = in_order  # some may have been removed
+        return True
+
+    def check(self, name: str, groups: Sequence[dict[str, Any]]) -> None:
+        """Raises if a group holds other objects."""
+        count = len(self.of_groups)
+        if not self.reorder(groups) and len(groups) != count:
             raise RuntimeError(
-                f"{name} has {len(groups)} param groups (must be the {len(known)} "
-                "that it was given: use add_param_group)"
+                f"{name} has {len(groups)} param groups (must be the {count} that it "
+                "was given: use add_param_group)"
             )
         for i, group in enumerate(groups):
             for key, value in {**self.owned(i), **self.progress}.items():

@@ -1,6 +1,6 @@
 """The base class of all samplers: a torch optimizer with reproducible noise.
 
-Note [Chains with seeds of their own]
+Note [Chains with their own seeds]
 With ``num_chains=K`` every parameter has a leading dimension of K chains, whose
 elements have the same numbers. Chain k draws its noise with the seed ``fold_in(seed,
 k)`` (Note [Chains side by side], csrc/launch/plan.h), and is bitwise the chain of a
@@ -208,12 +208,15 @@ class Sampler(Hooks):
     def __getstate__(self) -> dict[str, Any]:
         read_pending(context := context_of(self))
         context.rng.check(context.name, context.groups)
+        restore_given(context)
+        self._note_changes()
         context.clear_blank_state()  # a copy could not recognise it
         state = {**super().__getstate__(), "_group_keys": self._group_keys}
         if self._first_means is not None:
             state["_first_means"] = []
         kept = ((p, dict(each)) for p, each in self.state.items())
         state["state"] = defaultdict(dict, kept)
+        state["param_groups"] = [*map(dict, self.param_groups)]
         fill_state_early(self)
         return state
 
@@ -301,7 +304,9 @@ class Sampler(Hooks):
         optimizers shares its tensors with the optimizer.)
         """
         read_pending(context := context_of(self))
+        context.rng.reorder(context.groups)
         restore_given(context)
+        self._note_changes()
         state_dict = super().state_dict()
         return {
             **state_dict,
@@ -392,9 +397,12 @@ class Sampler(Hooks):
         def traced(self: Sampler, *args: Any, **kwargs: Any) -> Any:
             if is_hooked(self):
                 return observed(self, *args, **kwargs)
-            if self.defaults["capturable"] and not self._context.placement.is_sharded:
+            context = self._context
+            is_whole = not context.placement.is_sharded
+            if self.defaults["capturable"] and is_whole and not context.blank:
                 return func(self, *args, **kwargs)
-            # The host reads the step counter, which torch.compile cannot trace.
+            # The host reads the step counter, or replaces blank state: torch.compile
+            # can trace neither.
             return torch.compiler.disable(func)(self, *args, **kwargs)
 
         @wraps(func)
@@ -423,7 +431,7 @@ class Sampler(Hooks):
         """Makes one update of all parameters that have a gradient.
 
         Inside ``torch.compile`` a ``capturable`` sampler is traced; any other causes a
-        graph break.
+        graph break. So does a first step with prior means or a preconditioner.
 
         Args:
             closure: computes the loss, calls ``backward()`` and returns the loss.

@@ -279,18 +279,24 @@ def _refuse_capture(context: StepContext, group: Mapping[str, Any]) -> None:
         )
 
 
-def record_estimate(context: StepContext) -> None:
-    """Records the lr, T and N of new noise estimates."""
+def record_estimate(context: StepContext, *, can_fail: bool = False) -> None:
+    """Records the lr, T and N of new noise estimates.
+
+    A failed step undoes it, if it ``can_fail``.
+    """
     for group in context.groups:
         if ESTIMATE_SETTINGS not in group:
             continue
         given, known = group["noise_estimate"], group[ESTIMATE_SETTINGS]
+        before = [*known]
         if isinstance(given, str) or given == 0:
             known.clear()
         elif not known or known[0] != given:
             now = settings_of(group)
             if now[0] > 0 and now[1] > 0:
                 known[:] = [float(given), *now]
+        if can_fail and known != before:
+            context.changed_records.append((known, before))
 
 
 def check_records(group: Mapping[str, Any], records: Iterable[str]) -> None:
@@ -391,10 +397,22 @@ def complete_means(
 
 def means_of(state: Mapping[Any, Any], params: Sequence[Tensor]) -> list[Tensor] | None:
     """Returns the tensors of a group's prior means, None without any."""
-    # All parameters of a group have one, or none.
+    check_means(state, params)
     if params and PRIOR_MEAN in state.get(params[0], ()):
         return [state[p][PRIOR_MEAN] for p in params]
     return None
+
+
+def check_means(state: Mapping[Any, Any], params: Sequence[Tensor]) -> None:
+    """Raises if some parameters of a group have a tensor of prior means."""
+    having = [PRIOR_MEAN in state.get(p, ()) for p in params]
+    if any(having) and not all(having):
+        lacking = params[having.index(False)]
+        raise ValueError(
+            f"Invalid state: a parameter of shape {list(lacking.shape)} has no "
+            f"{PRIOR_MEAN}, and others of its group have one (was it replaced? Put a "
+            f"tensor of its shape into state[p][{PRIOR_MEAN!r}])"
+        )
 
 
 def prior_of(

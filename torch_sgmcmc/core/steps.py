@@ -24,7 +24,13 @@ from torch_sgmcmc.core.distributed import holds_seed, world_size
 from torch_sgmcmc.core.finite_check import check_finite
 from torch_sgmcmc.core.groups import fill_state
 from torch_sgmcmc.core.hooks import Hooks
-from torch_sgmcmc.core.hyperparams import check_later_keys, check_meaningful, rests
+from torch_sgmcmc.core.hyperparams import (
+    MOMENTUM_SETTINGS,
+    check_later_keys,
+    check_meaningful,
+    rests,
+    settings_of,
+)
 from torch_sgmcmc.core.parameters import check_cuda, check_fits, unlike_sizes
 from torch_sgmcmc.core.state import (
     record_estimate,
@@ -66,7 +72,7 @@ def pack_again(sampler: Hooks, context: StepContext, plan: StepPlan) -> bool:
     if _kinds(sampler, context) != plan.kinds or any(each.draws for each in changes):
         return False
     if records:
-        record_estimate(context)
+        record_estimate(context, can_fail=True)
     plan.note_numbers()
     plan.pack([sampler._operator_numbers(work.group) for work in plan.work], changes)
     return True
@@ -80,17 +86,19 @@ def trace_step(sampler: Hooks, loss: Any) -> Any:
         updates, checks = prepare_updates(sampler, context, work)
         instead = [sampler._operator_numbers(lists.group) for lists in work]
         trace(context, updates, work, instead, checks=checks)
+        for group in context.groups:  # the first step's records
+            if group.get(MOMENTUM_SETTINGS) == [] and not rests(group):
+                group[MOMENTUM_SETTINGS][:] = settings_of(group)
     return loss
 
 
 def list_work(sampler: Hooks, context: StepContext) -> list[TensorLists]:
     """Checks groups and gradients; returns the lists to update."""
     check_groups(sampler)
-    records = context.spec.records
+    records, is_compiling = context.spec.records, torch.compiler.is_compiling()
     if records:
-        record_estimate(context)
+        record_estimate(context, can_fail=not is_compiling)
     work = gather(context)
-    is_compiling = torch.compiler.is_compiling()
     if all(map(rests, context.groups)):
         if not is_compiling and not any(context.state.values()):
             fill_state(sampler)
@@ -173,11 +181,11 @@ def _lists_of(context: StepContext, group: dict[str, Any]) -> list[TensorLists]:
     strided, on_cpu = torch.strided, True
     check_gradient = context.placement.check_gradient
     for p, offset, size in zip(group["params"], group["offsets"], sizes, strict=True):
+        grad = p.grad  # read first, for a guard of torch.compile
         if not p.requires_grad:
             continue
         if p.numel() != size:
             raise unlike_sizes(context, group)
-        grad = p.grad
         if grad is None:
             context.missing_grads.add(p)
             continue

@@ -251,6 +251,13 @@ class MCLMC(Sampler):
     def _blank_state(self, group: dict[str, Any], p: Tensor) -> dict[str, Any]:
         return blank(p, "direction", *(MEANS if group["tuning"] else ()))
 
+    def _note_changes(self) -> None:
+        context, tuning = context_of(self), self.param_groups[0]["tuning"]
+        if tuning and self._scratch.is_changed(self._dimension(), context.groups):
+            # A resumed chain does not know the former target.
+            unknown = Tuning.without_errors(tuning)
+            context.rng.set_progress(self.param_groups, tuning=unknown)
+
     def _is_adapting(self, group: dict[str, Any]) -> bool:
         return bool(group["tuning"]) or context_of(self).rng.steps < group["tune_steps"]
 
@@ -398,6 +405,10 @@ def _step_size(group: dict[str, Any], dimension: int) -> float:
     return math.sqrt(variance * dimension)
 
 
+def _target_of(dimension: int, groups: list[dict[str, Any]]) -> list[Any]:
+    return [dimension, [[group[name] for name in _TARGET] for group in groups]]
+
+
 class _Scratch:
     """Tensors of a step that are not saved."""
 
@@ -440,16 +451,19 @@ class _Scratch:
     def check_target(self, dimension: int, groups: list[dict[str, Any]]) -> bool:
         """Forgets the energy of a move that began with another target.
 
-        Returns whether the target is the same as far as is known. Sums of squares are
+        Returns whether the known target is the same. Sums of squares are
         scaled to a new dimension, so that their mean per dimension stays.
         """
-        target = [dimension, [[group[name] for name in _TARGET] for group in groups]]
-        is_same = self._target in ([], target)
+        is_same = not self.is_changed(dimension, groups)
         if not is_same and self.energy is not None:
             self.energy[:, 0] = math.nan
             self.energy[:, 3] *= dimension / self._target[0]
-        self.dimension, self._target = dimension, target
+        self.dimension, self._target = dimension, _target_of(dimension, groups)
         return is_same
+
+    def is_changed(self, dimension: int, groups: list[dict[str, Any]]) -> bool:
+        """Returns whether the target is another than a step's."""
+        return self._target not in ([], _target_of(dimension, groups))
 
     def keep(self, energy: Tensor) -> None:
         """Keeps the record of a step, unless a device has skipped it."""

@@ -86,6 +86,11 @@ class Tuning:
         """Returns each chain's known part of the next energy error."""
         return [*state[_COUNT:]]
 
+    @staticmethod
+    def without_errors(state: Sequence[float]) -> list[float]:
+        """Returns a state that knows no part of the next energy error."""
+        return [*state[:_COUNT], *[math.nan] * (len(state) - _COUNT)]
+
     @property
     def state(self) -> list[float]:
         """The state after the step; empty when tuning ends."""

@@ -330,9 +330,8 @@ class SBPS(SharedSettings):
                 from the beginning.
 
         Raises:
-            ValueError: ``preconditioned`` is False, or the number of tensors is wrong,
-                or one of them has a wrong shape or elements out of range. Nothing has
-                changed.
+            ValueError: ``preconditioned`` is False, or the number of tensors, a shape
+                or an element is invalid. Nothing has changed.
         """
         if not self.param_groups[0]["preconditioned"]:
             raise ValueError(
@@ -501,9 +500,8 @@ class SBPS(SharedSettings):
             self._trajectory = None  # the user has cleared the state
         trajectory = self._trajectory
         preconditioned, line_time = common["preconditioned"], progress["line_time"]
-        same_target = self._target == progress["observed_target"] and (
-            trajectory is None or trajectory.has_means_of(self.state)
-        )
+        same_means = not trajectory or trajectory.has_means_of(self.state)
+        same_target = same_means and self._target == progress["observed_target"]
         if (
             trajectory is not None
             and same_target
@@ -517,7 +515,7 @@ class SBPS(SharedSettings):
             or not trajectory.same_as(params, preconditioned)
         ):
             trajectory = Trajectory.resumed(context_of(self), preconditioned)
-        if trajectory is None or not trajectory.is_at(line_time):
+        if not trajectory or not trajectory.is_at(line_time):
             begun = trajectory and trajectory.rebased()
             trajectory = begun or Trajectory.started(context_of(self), common)
             progress["line_time"] = 0.0
@@ -526,6 +524,10 @@ class SBPS(SharedSettings):
             clock.restart()
         progress["observed_target"] = self._target
         return trajectory
+
+    def _note_changes(self) -> None:
+        if self._trajectory and not self._trajectory.has_means_of(self.state):
+            self._set(observed_target=[])
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of optimizer and chain, see torch.optim.Optimizer."""
@@ -541,10 +543,8 @@ class SBPS(SharedSettings):
         self._trajectory = None
 
     def _watch_violations(self, common: dict[str, Any]) -> None:
-        if self._warned:
-            return
         counts = common["num_proposals"], common["num_violations"]
         text = _C.BounceClock.warning(*counts, common["num_std"])
-        if text:
+        if text and not self._warned:
             self._warned = True
             warn(text)

@@ -25,7 +25,7 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.hyperparams import check_integer, wrong_shape
 from torch_sgmcmc.core.ops import gaussian_
 from torch_sgmcmc.core.parameters import exchanged
-from torch_sgmcmc.core.state import PRIOR_MEAN
+from torch_sgmcmc.core.state import PRIOR_MEAN, check_means
 from torch_sgmcmc.core.state_dict import check_double, check_keys_of
 from torch_sgmcmc.core.utils import progress_bar
 from torch_sgmcmc.samplers._ecs import likelihood
@@ -283,6 +283,7 @@ class Prior:
         """Returns the prior of the parameters that require gradients."""
         precisions, means = [], []
         for group in groups:
+            check_means(state, group["params"])
             for p in (p for p in group["params"] if p.requires_grad):
                 precisions.append(_spread(group["prior_precision"], p))
                 means.append(

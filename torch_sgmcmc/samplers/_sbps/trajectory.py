@@ -18,7 +18,7 @@ from torch_sgmcmc.core import ops
 from torch_sgmcmc.core.context import StepContext, state_dtype
 from torch_sgmcmc.core.finite_check import nonfinite_error
 from torch_sgmcmc.core.parameters import check_cuda
-from torch_sgmcmc.core.state import PRECONDITIONER, PRIOR_MEAN, given
+from torch_sgmcmc.core.state import PRECONDITIONER, PRIOR_MEAN, check_means, given
 
 # Id of a tensor; version and address if it moves.
 _Mark = tuple[int, int, int] | tuple[int]
@@ -102,6 +102,7 @@ class Trajectory:
         parts: dict[tuple[torch.device, float, float | None], _Part] = {}
         for group in context.groups:
             prior, number = float(group["prior_precision"]), float(group[PRIOR_MEAN])
+            check_means(context.state, group["params"])
             for p, offset in zip(group["params"], group["offsets"], strict=True):
                 if moves(p):
                     mean = context.state.get(p, {}).get(PRIOR_MEAN)
