@@ -225,6 +225,20 @@ def closure_of(
     return backward
 
 
+@torch.enable_grad()
+def new_gradients(
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[torch.nn.Module, Any], Tensor],
+    model: torch.nn.Module,
+    batch: Any,
+) -> Any:
+    """Computes gradients of a minibatch's mean loss; returns the loss."""
+    optimizer.zero_grad()
+    value = loss(model, batch).mean()
+    value.backward()
+    return value.detach()
+
+
 def seed_generators(seed: int) -> None:
     """Seeds the default generators of torch, NumPy and Python."""
     if torch.cuda.is_initialized():

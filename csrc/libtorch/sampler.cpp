@@ -49,6 +49,8 @@ class EstimateGuard {
   }
   EstimateGuard(const EstimateGuard&) = delete;
   EstimateGuard& operator=(const EstimateGuard&) = delete;
+  EstimateGuard(EstimateGuard&&) = delete;
+  EstimateGuard& operator=(EstimateGuard&&) = delete;
 
   void keep() { before_.clear(); }
 

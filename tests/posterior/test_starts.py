@@ -169,6 +169,8 @@ def test_an_optimizer_makes_the_first_passes(tmp_path):
     assert contents(tmp_path / "once") == contents(tmp_path / "twice")
     with pytest.raises(ValueError, match=r"Invalid start: model .*20 epochs of Adam"):
         run(tmp_path / "once", chains=2, steps=60)
+    with_closure = partial(torch.optim.LBFGS, lr=0.01)
+    run(tmp_path / "closure", optimizer=with_closure, optimizer_epochs=1)
 
 
 def test_priors_by_layer(tmp_path):

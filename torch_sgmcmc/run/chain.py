@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from torch_sgmcmc.data import (
     closure_of,
     generator_states,
     kept_generators,
+    new_gradients,
     one_gradient_a_step,
     set_generator_states,
 )
@@ -285,19 +287,15 @@ class _Run:
         if settings.optimizer is None or settings.optimizer_epochs == 0:
             return
         trained = [p for p in self._model.parameters() if p.requires_grad]
-        steps = progress_bar(
-            range(settings.optimizer_epochs * int(length or 0)),
-            f"optimizer of chain {self._chain + 1}",
-            settings.progress,
-        )
+        count = settings.optimizer_epochs * int(length or 0)
+        name = f"optimizer of chain {self._chain + 1}"
+        steps = progress_bar(range(count), name, settings.progress)
         optimizer = settings.optimizer(trained)
         with closing(Minibatches(settings.loader, fold_in(self._seed, 3))) as batches:
             for _ in steps:
-                optimizer.zero_grad()
                 batch = moved(batches.next(), self._device)
-                with torch.enable_grad():
-                    settings.loss(self._model, batch).mean().backward()
-                optimizer.step()
+                given = optimizer, settings.loss, self._model, batch
+                optimizer.step(partial(new_gradients, *given))
         optimizer.zero_grad()
 
     def _go(self, collector: Collector, path: Path | None) -> None:
