@@ -181,12 +181,14 @@ def _lists_of(context: StepContext, group: dict[str, Any]) -> list[TensorLists]:
     strided, on_cpu = torch.strided, True
     check_gradient = context.placement.check_gradient
     for p, offset, size in zip(group["params"], group["offsets"], sizes, strict=True):
-        grad = p.grad  # read first, for a guard of torch.compile
+        grad = p.grad
+        # Before requires_grad: torch.compile guards what is compared.
+        is_missing = grad is None
         if not p.requires_grad:
             continue
         if p.numel() != size:
             raise unlike_sizes(context, group)
-        if grad is None:
+        if is_missing or grad is None:
             context.missing_grads.add(p)
             continue
         if grad.layout is not strided:
