@@ -18,6 +18,26 @@ import torch_sgmcmc as sg
 SMALL = {"steps": 4, "burn_in": 0, "every": 1}
 
 
+@pytest.mark.parametrize("kind", ["SGHMC", "BAOA", "SGNHT", "PSGLD", "MCLMC", "EWSG"])
+def test_a_first_step_in_inference_mode(kind):
+    """Its state can be changed outside of it."""
+    ends = []
+    for is_inside in (False, True):
+        p = torch.ones(4, requires_grad=True)
+        settings = {"gamma": False} if kind == "PSGLD" else {}
+        sampler = getattr(sg, kind)([p], lr=0.01, num_data=10, seed=0, **settings)
+
+        def closure(p=p):
+            p.grad = p.detach().clone()
+            return torch.zeros(())
+
+        for step in range(3):
+            with torch.inference_mode(is_inside and step == 0):
+                sampler.step(closure)
+        ends.append(p.tolist())
+    assert ends[0] == ends[1]
+
+
 def test_zero_is_not_none(tmp_path):
     run(tmp_path, **SMALL)
     with pytest.raises(ValueError, match=r"^Invalid burn_in: 1 \(the run .* has 0\)$"):

@@ -427,6 +427,7 @@ class _Scratch:
             self._noise[p] = noise
         return noise
 
+    @torch.inference_mode(False)  # else later steps outside of it would fail
     def turn_on(self, device: torch.device, chains: int) -> Tensor:
         """Returns memory for the numbers of the turn."""
         turn = self.turns.get(device)
@@ -435,6 +436,7 @@ class _Scratch:
             self.turns[device] = turn
         return turn
 
+    @torch.inference_mode(False)
     def energy_on(
         self, device: torch.device, chains: int, carried: list[float]
     ) -> Tensor:
