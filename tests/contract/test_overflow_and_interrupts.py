@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import torch_sgmcmc as sg
+from torch_sgmcmc.samplers._ecs.likelihood import jacobian
 
 KINDS = {
     "SGLD": partial(sg.SGLD, lr=0.1),
@@ -133,3 +134,21 @@ def test_an_interrupt_leaves_a_whole_number_of_steps(kind, steps_before):
             break
         count += 1
     assert count > 20
+
+
+def test_an_interrupt_waits_for_the_end_of_a_vmap(monkeypatch):
+    """torch.vmap stays entered after one: later random numbers raise errors."""
+    whole, ends = torch.autograd.grad, []
+
+    def grad(*args, is_grads_batched=False, **options):
+        if is_grads_batched:
+            signal.raise_signal(signal.SIGINT)
+        found = whole(*args, is_grads_batched=is_grads_batched, **options)
+        ends.append(is_grads_batched)
+        return found
+
+    monkeypatch.setattr(torch.autograd, "grad", grad)
+    x = torch.arange(3.0, requires_grad=True)
+    with pytest.raises(KeyboardInterrupt):
+        jacobian(x**2, [x], 3)
+    assert ends == [True]
