@@ -105,11 +105,12 @@ def prior_groups(
         one group; shared weights have the largest precision of their layers. Scales of
         norms have ``prior_mean`` 1 and, as their offsets, the precision 25; embeddings
         have fan_in 1. Numbers, such as a log σ, and vectors of modules without a matrix
-        have the precision 1. Norms of
-        :func:`~torch.nn.utils.parametrizations.weight_norm` have fan_in / (weights of a
-        norm) in place of fan_in, 1 for a linear layer, which gives the variance 2; the
-        scale of its directions has no effect, and they have the layer's λ. Precisions
-        are rounded to two digits.
+        have the precision 1. Precisions are rounded to two digits.
+
+        With :func:`~torch.nn.utils.parametrizations.weight_norm`, fan_in of the norms
+        is divided by the number of weights of a norm, which gives 1 for a linear layer.
+        Outputs then have variance 2. Directions have the layer's λ, which has no effect
+        on the outputs.
 
     Raises:
         ValueError: the model has no parameter that requires a gradient, ``scale`` is
