@@ -302,6 +302,8 @@ def regression_scores(
         )
     means, logs = found.draws.double().chunk(2, -1)
     y = targets.detach().cpu().double()
+    if [*y.shape, 1] == [*means.shape[1:]]:  # the model's outputs are [inputs]
+        y = y[..., None]
     if y.shape != means.shape[1:]:
         raise wrong_shape("targets", y, list(means.shape[1:]))
     sigmas = logs.exp()

@@ -2,7 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <string>
 #include <utility>
@@ -16,6 +18,12 @@ namespace {
 
 [[noreturn]] void Refuse(const at::Tensor& outputs, const std::string& wanted) {
   Invalid("Invalid outputs: shape ", Shape(outputs.sizes()), " (", wanted, ")");
+}
+
+// In Python.
+const char* NameOf(Link link) {
+  constexpr std::array names = {"softmax", "sigmoid", "identity"};
+  return names.at(static_cast<size_t>(link));
 }
 
 double Tiniest(const at::Tensor& p) {
@@ -122,7 +130,12 @@ StateDict Predictive::state_dict() const {
   if (weights_.empty()) return {{"weights", weights}, {"sums", c10::IValue()}};
   StateDict means;
   if (link_ != Link::kIdentity) means.set("", entropies_);
+  // As in Python, where classes may be in another dimension than the last.
+  const c10::IValue dim =
+      link_ == Link::kSoftmax ? c10::IValue(origin_.dim() - 1) : c10::IValue();
   const StateDict sums = {
+      {"link", NameOf(link_)},
+      {"dim", dim},
       {"origin", origin_},
       {"distances", distances_},
       {"squares", squares_},
@@ -147,7 +160,8 @@ void Predictive::load_state_dict(const StateDict& state, c10::Device device) {
     const StateDict sums(value);
     const StateDict means = sums.at("means");
     const c10::IValue kept = sums.at("kept");
-    require(means.contains("") == has_entropy &&
+    const auto link = FromValue<std::string>("link", sums.at("link"));
+    require(link == NameOf(link_) && means.contains("") == has_entropy &&
             means.size() == (has_entropy ? 1U : 0U) && kept.isList() &&
             kept.toListRef().empty());
     const auto taken = [device](const StateDict& from, const char* key) {
@@ -160,10 +174,10 @@ void Predictive::load_state_dict(const StateDict& state, c10::Device device) {
     loaded.origin_ = taken(sums, "origin");
     loaded.distances_ = taken(sums, "distances");
     loaded.squares_ = taken(sums, "squares");
-    if (has_entropy) {
-      loaded.entropies_ = taken(means, "");
-      // Not saved, the link shows in the shape of its entropies.
-      require(loaded.entropies_.sizes() == Entropy(loaded.origin_).sizes());
+    if (has_entropy) loaded.entropies_ = taken(means, "");
+    if (link_ == Link::kSoftmax) {
+      require(FromValue<int64_t>("dim", sums.at("dim")) ==
+              loaded.origin_.dim() - 1);
     }
     const auto dtype = FromValue<std::string>("dtype", sums.at("dtype"));
     loaded.dtype_ = dtype == "float64" ? at::kDouble : at::kFloat;

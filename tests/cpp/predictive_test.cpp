@@ -168,7 +168,7 @@ TEST(PredictiveTest, RefusesStateDictsOfOtherThings) {
   Predictive predictive(Link::kIdentity);
   predictive.update(torch::ones({2, 2}));
   const torch_sgmcmc::StateDict state = predictive.state_dict();
-  for (const char* key : {"origin", "kept", "means", "dtype"}) {
+  for (const char* key : {"link", "origin", "kept", "means", "dtype"}) {
     torch_sgmcmc::StateDict sums(state.at("sums"));
     const c10::IValue kept = sums.at(key);
     sums.set(key, 7);

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -138,6 +139,12 @@ def test_outputs_of_one_dimension():
     found = sg.predict(Line(), draws, INPUTS, **options)
     assert torch.equal(flat.mean, found.mean[:, :1])
     assert torch.equal(flat.total, found.total[:, :1])
+    first = partial(scoring.regression_scores, Line(), draws, INPUTS, **options)
+    flat, column = (
+        first(y, forward=lambda m, x, own=own: m(x)[:, own])
+        for y, own in ((TARGETS[:, 0], 0), (TARGETS[:, :1], slice(1)))
+    )
+    assert str(flat) == str(column)
 
 
 def test_scores_of_mixtures():

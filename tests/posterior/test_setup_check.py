@@ -550,6 +550,17 @@ def test_batches_of_other_libraries():
     assert not found.issues and "no rows to cut" in str(found) and moves
 
 
+def test_losses_of_several_rows():
+    def centred(model, batch):  # batch norm by hand
+        outputs = model(batch[0])
+        return F.cross_entropy(outputs - outputs.mean(0), batch[1])
+
+    for loss, known in ((mean, True), (centred, False)):
+        found = sg.check_setup(*setup(loss=loss))
+        assert not found.issues
+        assert any("losses of several rows" in text for text in found.unknown) != known
+
+
 @pytest.mark.parametrize("kind", ["PSGLD", "HMC", "SBPS"])
 def test_a_limit_without_closed_form_is_not_known(kind):
     own = {"PSGLD": {"lr": 1e-3}, "HMC": {"step_size": 1e-3, "num_steps": 3}}

@@ -360,6 +360,27 @@ def test_samplers_that_decide_by_all_parameters_refuse(group_of_one):
         )
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_mclmc_tunes_itself(group_of_one, scaled):
+    start, found = torch.linspace(-1, 2, 9), []
+    for is_cut in (False, True):
+
+        def place(t, is_cut=is_cut):
+            return distribute_tensor(t, group_of_one, [Shard(0)]) if is_cut else t
+
+        p = nn.Parameter(place(start.clone()))
+        scale = [place(start.abs() + 0.5)] if scaled else None
+        settings = {"num_data": 10, "tune_steps": 60, "preconditioner": scale}
+        sampler = sg.MCLMC([p], lr=0.05, seed=1, **settings)
+        for _ in range(70):
+            p.grad = p.detach().clone()
+            sampler.step()
+        (group,) = sampler.param_groups
+        found.append((group["lr"], group["momentum"], sharded_ranks.whole(p).tolist()))
+    assert found[0] == found[1]
+    assert found[0][0] != 0.05
+
+
 def test_psgld_with_gamma_refuses(group_of_one):
     p = nn.Parameter(distribute_tensor(torch.ones(3), group_of_one, [Shard(0)]))
     with pytest.raises(ValueError) as error:

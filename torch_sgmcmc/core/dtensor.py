@@ -392,7 +392,8 @@ class Sharded(Replicated):
             def part(tensors: Any, indices: list[int] = indices) -> Any:
                 return tensors and locals_of(tensors[i] for i in indices)
 
-            arguments["prior_means"] = part(prior_means)
+            if prior_means is not None:
+                arguments["prior_means"] = part(prior_means)
             value = operator(*map(part, (params, *lists)), **arguments)
             found.append(sum_over_ranks(groups, value))
         return found

@@ -24,8 +24,9 @@ from torch_sgmcmc.diagnostics.setup_steps import check_relaxation, check_steps
 from torch_sgmcmc.losses import Likelihood
 
 _PAIRS, _SAMPLES = 8, 4
-# The allowed part of a minibatch's gradient that is not along its halves' mean.
-_REST = 0.1
+# The allowed part of a minibatch's gradient that is not along its halves' mean, and the
+# part that may be rounding.
+_REST, _ROUNDING = 0.1, 0.02
 
 Gradients = gradients.Tensors
 
@@ -325,6 +326,13 @@ class _Run(gradients.Run):
         elif not 2**-0.5 <= ratio <= 2**0.5:  # 2 of a sum, 1/2 if divided twice
             what = "a sum over" if ratio > 1 else "divided twice by"
             self.add("sum", what=what, ratio=ratio)
+        elif not self.has("batch norm", "random loss"):
+            off = float((whole - mean).norm() / whole.norm())
+            if off > _ROUNDING:
+                self._no_mean(
+                    f"a minibatch's gradient differs by {off:.0%} from the mean of its "
+                    "halves', as with rows of unequal weight, or losses of several rows"
+                )
 
     def _sample_losses(
         self, unit: float, *batches: Any

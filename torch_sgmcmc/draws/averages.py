@@ -79,20 +79,10 @@ class Link:
             return -_logarithms(values) - _logarithms(1 - values)
         return -_logarithms(values).sum(self.dim)
 
-    def fits(self, origin: Tensor, aleatoric: Tensor | None) -> bool:
-        """Returns whether a draw's values and their uncertainty may be of this link."""
-        if aleatoric is None or not (self.has_entropy or self.has_noise):
-            return aleatoric is None and not (self.has_entropy or self.has_noise)
-        if self.has_entropy and bool(((origin < 0) | (origin > 1)).any()):
-            return False
-        if self.name != "softmax":
-            return aleatoric.shape == origin.shape
-        if not -origin.dim() <= self.dim < origin.dim():
-            return False
-        sums = origin.sum(self.dim)
-        return aleatoric.shape == sums.shape and not bool(
-            ((sums - 1).abs() > 1e-3).any()
-        )
+    def saved(self, dims: int) -> dict[str, Any]:
+        """Returns its part of a state dict, for values of so many dimensions."""
+        dim = self.dim % max(dims, 1) if self.name == "softmax" else None
+        return {"link": self.name, "dim": dim}
 
 
 def link_of(

@@ -338,17 +338,16 @@ class Predictive:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the sums so far; tensors are shared, not copied."""
-        return {
-            "weights": list(self._weights),
-            "sums": None if self._sums is None else self._sums.state_dict(),
-        }
+        sums = None
+        if self._sums is not None:
+            sums = self._link.saved(self._sums.origin.dim()) | self._sums.state_dict()
+        return {"weights": list(self._weights), "sums": sums}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continues the sums of another run with the same arguments.
 
-        A link that came from stored draws must be given. Links are compared by what
-        sums show: whether values are probabilities, and the shape of ``aleatoric``.
-        Sums of "gaussian" and "sigmoid", or of two functions, can look alike.
+        A link that came from stored draws must be given. Links that are functions are
+        not compared.
 
         Raises:
             ValueError: the state dict is not a Predictive's, or has other options.
@@ -363,13 +362,14 @@ class Predictive:
             )
         state, loaded = state_dict["sums"], None
         if state is not None:
-            check_keys(state, "Predictive", *SUMS, "means", "dtype", "kept")
-            means = state["means"]
+            keys = "link", "dim", *SUMS, "means", "dtype", "kept"
+            check_keys(state, "Predictive", *keys)
             kept = len(state_dict["weights"]) if self._keeps else 0
+            link = self._link.saved(state["origin"].dim())
             if (
-                {*means} - {""} != {*self._functions}
+                {*state["means"]} - {""} != {*self._functions}
                 or len(state["kept"]) != kept
-                or not self._link.fits(state["origin"], means.get(""))
+                or any(state[key] != value for key, value in link.items())
             ):
                 raise ValueError(
                     "Invalid state_dict: it has other averages or quantiles (link, "

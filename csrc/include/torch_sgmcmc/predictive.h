@@ -62,7 +62,7 @@ class TORCH_SGMCMC_API Predictive {
   StateDict state_dict() const;
   /// Continues with the sums of another run. Throws std::invalid_argument, and
   /// loads nothing, if they are of another link, or have averages of functions
-  /// or quantiles. Sums of Python's link "gaussian" look like kSigmoid's.
+  /// or quantiles.
   void load_state_dict(const StateDict& state, c10::Device device = c10::kCPU);
 
  private:
