@@ -48,7 +48,7 @@ import torch_sgmcmc._C as _C
 from torch_sgmcmc import SBPS
 from torch_sgmcmc.core.ops import sbps_place_, sbps_reflect_, sbps_reflect_sums_
 from torch_sgmcmc.samplers._sbps import event
-from torch_sgmcmc.samplers._sbps.trajectory import Observation, observe, rate_of
+from torch_sgmcmc.samplers._sbps.event import Observation, observe, rate_of
 
 
 def seconds(run: Callable[[], object]) -> float:

@@ -36,7 +36,7 @@ from torch_sgmcmc.run.compile import compile_steps
 from torch_sgmcmc.run.sample import sample
 from torch_sgmcmc.samplers._ecs.efficiency import ECSEfficiency
 from torch_sgmcmc.samplers._ecs.likelihood import PredictorLogLikelihood, RowCache
-from torch_sgmcmc.samplers._sbps.time_average import TimeAverage
+from torch_sgmcmc.samplers._sbps.statistics import TimeAverage
 from torch_sgmcmc.samplers.baoa import BAOA
 from torch_sgmcmc.samplers.ewsg import EWSG
 from torch_sgmcmc.samplers.hmc import HMC

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from torch_sgmcmc.core import ops as ops
-from torch_sgmcmc.samplers._sbps.observation import rate_of
+from torch_sgmcmc.samplers._sbps.event import rate_of
 from torch_sgmcmc.samplers._sbps.statistics import Evaluations
 
 DECAY = 0.37  # λ / N
