@@ -33,7 +33,7 @@ def make(params, *, given=None, **settings):
     shared = {"num_data": N, "prior_precision": 20.0, "num_std": 3.0, "seed": 5}
     sampler = sg.SBPS(params, **{**shared, **settings})
     if given is not None:
-        sampler.set_preconditioner(map(given, sampler._all_params()))
+        sampler.set_preconditioner(map(given, sampler._context.params))
     return sampler
 
 
@@ -44,7 +44,7 @@ def uneven(p):
 
 def run(sampler, closure, steps):
     """Times and places of events."""
-    params = sampler._all_params()
+    params = sampler._context.params
     times, places = [], []
     for _ in range(steps):
         sampler.step(closure)

@@ -14,8 +14,7 @@ from torch_sgmcmc.core import dtensor
 from torch_sgmcmc.core.context import context_of, kind_of, local
 from torch_sgmcmc.core.hyperparams import check_integer, check_real, settings
 from torch_sgmcmc.core.ops import sum_of_squares
-from torch_sgmcmc.core.sampler import Sampler, check_sampler
-from torch_sgmcmc.core.shared_settings import SharedSettings
+from torch_sgmcmc.core.sampler import Sampler, SharedSettings, check_sampler
 from torch_sgmcmc.core.state import away_from_mean, restore_given
 from torch_sgmcmc.core.state_dict import check_count, check_keys, saved_number
 

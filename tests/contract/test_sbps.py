@@ -249,7 +249,7 @@ def test_hyperparameters_out_of_range(name, value, wanted):
     sampler = make(two())
     for group in sampler.param_groups:
         group[name] = value
-    step_fails(sampler, Draws(sampler._all_params()), ValueError, message)
+    step_fails(sampler, Draws(sampler._context.params), ValueError, message)
 
 
 @pytest.mark.parametrize(

@@ -129,8 +129,8 @@ def test_layouts_of_parameters_do_not_matter():
     a, b = (next(iter(s.state.values()))["velocity"] for s in chains)
     assert torch.equal(a, b)
     for s in chains:
-        run(s, Draws(s._all_params()), 30)
-        (p,) = s._all_params()
+        run(s, Draws(s._context.params), 30)
+        (p,) = s._context.params
         assert p.is_contiguous() != p.is_contiguous(memory_format=torch.channels_last)
         assert torch.isfinite(p).all()
 

@@ -24,37 +24,17 @@ from torch.optim.optimizer import (
     _global_optimizer_pre_hooks,
 )
 
-from torch_sgmcmc.core import distributed, parameters
+from torch_sgmcmc.core import (
+    distributed,
+    finite_check,
+    groups,
+    hyperparams,
+    parameters,
+    steps,
+)
 from torch_sgmcmc.core.context import MissingGrads, StepContext, context_of, kind_of
 from torch_sgmcmc.core.distributed import holds_seed
-from torch_sgmcmc.core.finite_check import (
-    SkipStep,
-    count_skipped_step,
-    is_any_nonfinite,
-    raise_nonfinite,
-    raise_pending_error,
-    read_pending,
-)
-from torch_sgmcmc.core.groups import (
-    NewGroup,
-    blank_state,
-    check_memory,
-    check_parameter,
-    fill_state,
-    fill_state_early,
-    find_placement,
-    show_values,
-    target_summary,
-)
 from torch_sgmcmc.core.hooks import Hooks
-from torch_sgmcmc.core.hyperparams import (
-    check_capturable,
-    check_choice,
-    documented,
-    draw_seed,
-    plain,
-    with_known_arguments,
-)
 from torch_sgmcmc.core.random_state import RandomState
 from torch_sgmcmc.core.state import (
     PRIOR_MEAN,
@@ -74,13 +54,6 @@ from torch_sgmcmc.core.state_dict import (
     saved_state,
 )
 from torch_sgmcmc.core.step_plan import StepPlan
-from torch_sgmcmc.core.steps import (
-    build_plan,
-    gather_work,
-    pack_again,
-    settle_created,
-    trace_step,
-)
 
 
 class Sampler(Hooks):
@@ -162,9 +135,9 @@ class Sampler(Hooks):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.__doc__ = documented(cls.__doc__)
+        cls.__doc__ = hyperparams.documented(cls.__doc__)
         if "__init__" in cls.__dict__:
-            cls.__init__ = with_known_arguments(cls.__init__)  # type: ignore[method-assign]
+            cls.__init__ = hyperparams.with_known_arguments(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -175,13 +148,13 @@ class Sampler(Hooks):
         capturable: bool = False,
         process_group: ProcessGroup | None = None,
     ) -> None:
-        check_capturable(capturable)
+        hyperparams.check_capturable(capturable)
         distributed.check_group(process_group)
         self.process_group = process_group
         spec = self._SPEC
-        check_choice(nonfinite, spec.nonfinite)
+        hyperparams.check_choice(nonfinite, spec.nonfinite)
         more = {"capturable": capturable, "nonfinite": nonfinite}
-        defaults = plain({**defaults, **more})
+        defaults = hyperparams.plain({**defaults, **more})
         defaults[PRIOR_MEAN], self._first_means = number_or(defaults[PRIOR_MEAN])
         self._check_group(defaults)
         # Recorded now: torch adds keys to ``defaults`` later.
@@ -189,7 +162,7 @@ class Sampler(Hooks):
         if distributed.is_zero():
             distributed.refuse_zero(type(self).__name__)
         rng = RandomState(kind_of(self), spec.progress, spec.records)
-        rng.seed = draw_seed(seed)
+        rng.seed = hyperparams.draw_seed(seed)
         self._context = StepContext(type(self).__name__, self._group_keys, rng, spec)
         self._is_complete = False
         super().__init__(params, defaults)
@@ -199,14 +172,14 @@ class Sampler(Hooks):
         else:  # later groups give their own
             self._first_means = []
         context = context_of(self)
-        check_memory(context)
+        groups.check_memory(context)
         self._check_ranks()
         context.seed_is_drawn = seed is None
         distributed.settle(context)
-        fill_state_early(self)
+        groups.fill_state_early(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        read_pending(context := context_of(self))
+        finite_check.read_pending(context := context_of(self))
         context.rng.check(context.name, context.groups)
         restore_given(context)
         self._note_changes()
@@ -217,25 +190,24 @@ class Sampler(Hooks):
         kept = ((p, dict(each)) for p, each in self.state.items())
         state["state"] = defaultdict(dict, kept)
         state["param_groups"] = [*map(dict, self.param_groups)]
-        fill_state_early(self)
+        groups.fill_state_early(self)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("process_group", None)
-        groups, spec = self.param_groups, self._SPEC
         is_copied = not hasattr(self, "_context")  # else it loads a state dict
         if is_copied:
-            rng = RandomState.of(groups, spec.progress, spec.records)
-            name = type(self).__name__
+            spec, name = self._SPEC, type(self).__name__
+            rng = RandomState.of(self.param_groups, spec.progress, spec.records)
             self._context = StepContext(name, self._group_keys, rng, spec)
         context = context_of(self)
         context.keep_created()
-        context.missing_grads = MissingGrads(groups)
-        find_placement(context)
+        context.missing_grads = MissingGrads(context.groups)
+        groups.find_placement(context)
         if is_copied:
-            show_values(context)
-            fill_state_early(self)
+            groups.show_values(context)
+            groups.fill_state_early(self)
 
     @property
     def seed(self) -> int:
@@ -245,7 +217,7 @@ class Sampler(Hooks):
     @property
     def num_skipped(self) -> int:
         """The number of steps skipped because gradients were not finite."""
-        read_pending(context_of(self))
+        finite_check.read_pending(context_of(self))
         return int(self._context.rng.num_skipped)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -260,14 +232,14 @@ class Sampler(Hooks):
                 cannot be sampled (see the class). Nothing has been added.
         """
         self._context.refuse_monitor("param group")
-        new = NewGroup(self, param_group)
+        new = groups.NewGroup(self, param_group)
         super().add_param_group(new.given)
         new.complete()
         self._parameters_changed()
-        show_values(context_of(self))
+        groups.show_values(context_of(self))
         record_estimate(context_of(self))
         if self._is_complete:
-            fill_state_early(self)
+            groups.fill_state_early(self)
 
     def reassign_noise_offsets(self) -> None:
         """Assigns offsets to parameters that have grown, shrunk or been replaced.
@@ -291,11 +263,11 @@ class Sampler(Hooks):
         context = context_of(self)
         context.refuse_monitor("parameters")
         context.rng.check(context.name, context.groups)
-        check = partial(check_parameter, self)
+        check = partial(groups.check_parameter, self)
         if parameters.reassign_noise_offsets(context, check):
-            find_placement(context)
+            groups.find_placement(context)
             self._parameters_changed()
-            show_values(context)
+            groups.show_values(context)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the param groups, with seed and step, and the parameters' state.
@@ -303,7 +275,7 @@ class Sampler(Hooks):
         The result is a snapshot: later steps do not change it. (A state dict of torch's
         optimizers shares its tensors with the optimizer.)
         """
-        read_pending(context := context_of(self))
+        finite_check.read_pending(context := context_of(self))
         context.rng.reorder(context.groups)
         restore_given(context)
         self._note_changes()
@@ -339,7 +311,7 @@ class Sampler(Hooks):
             complete_given(self.param_groups, self.state, present["state"])
             self._finish_loading(loading)
             self._context.rng.load(self.param_groups)
-            show_values(context_of(self))
+            groups.show_values(context_of(self))
 
         present, context = {**self.__dict__}, self._context.saved()
         # Makes this check the last pre hook, and finish() the first post hook.
@@ -361,7 +333,7 @@ class Sampler(Hooks):
         self._context.pending = self._context.error = None  # of the former chain
         self._context.seed_is_drawn = False
         self._context.blank = []
-        fill_state_early(self)
+        groups.fill_state_early(self)
         self._context.missing_grads = MissingGrads(self.param_groups)
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -375,7 +347,7 @@ class Sampler(Hooks):
         """Completes torch's loading of a checked state dict."""
         finish_loading(context_of(self), state_dict)
         if int(state_dict["param_groups"][0]["step"]) == 0:
-            drop_blank_state(context_of(self), partial(blank_state, self))
+            drop_blank_state(context_of(self), partial(groups.blank_state, self))
 
     @staticmethod
     def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -449,7 +421,7 @@ class Sampler(Hooks):
         """
         if torch.compiler.is_compiling():
             with torch.no_grad():
-                return trace_step(self, self._evaluate(closure))
+                return steps.trace_step(self, self._evaluate(closure))
         # Does the work of no_grad() in a third of its time. An interrupt inside of any
         # no_grad() may leave autograd switched off.
         enabled, had_blank_state = torch.is_grad_enabled(), bool(self._context.blank)
@@ -459,7 +431,7 @@ class Sampler(Hooks):
         finally:
             torch._C._set_grad_enabled(enabled)
             if had_blank_state:  # the step has failed or was skipped
-                fill_state(self)
+                groups.fill_state(self)
         if self._context.missing_grads.any:
             self._context.missing_grads.check(type(self).__name__, self.param_groups)
         return result
@@ -473,17 +445,17 @@ class Sampler(Hooks):
             if plan is not None:
                 self._launch(context, plan, grads)
         except BaseException as error:
-            settle_created(context, plan)
-            if not isinstance(error, SkipStep):
+            steps.settle_created(context, plan)
+            if not isinstance(error, finite_check.SkipStep):
                 raise
-            count_skipped_step(context)
+            finite_check.count_skipped_step(context)
         return loss
 
     def _evaluate(self, closure: Callable[[], Any] | None) -> Any:
         """Raises a GPU's pending error of the last step, then calls the closure."""
         context = context_of(self)
         if context.pending is not None or context.error is not None:
-            raise_pending_error(context)
+            finite_check.raise_pending_error(context)
         if closure is None:
             return None
         with torch.enable_grad():
@@ -497,10 +469,10 @@ class Sampler(Hooks):
             if context.is_settled or distributed.world_size() == 1:
                 grads = plan.gradients()
                 if grads is not None:
-                    if plan.has_same_numbers() or pack_again(self, context, plan):
+                    if plan.has_same_numbers() or steps.pack_again(self, context, plan):
                         context.plan = plan
                         return plan, grads
-        return build_plan(self, context)
+        return steps.build_plan(self, context)
 
     def _launch(
         self, context: StepContext, plan: StepPlan, grads: list[Tensor]
@@ -508,15 +480,16 @@ class Sampler(Hooks):
         """Makes the updates of a plan and counts the step."""
         try:
             if context.monitor is not None and context.monitor._is_due():
-                if plan.checks and is_any_nonfinite(context, plan.params, grads):
-                    raise_nonfinite(context, plan.params, grads)
-                context.monitor._observe(plan.observed(grads))
+                observed = plan.observed(grads)
+                if plan.checks:
+                    finite_check.check_finite(context, observed)
+                context.monitor._observe(observed)
             is_made = plan.launch(grads)
         except RuntimeError:
-            gather_work(self)  # its error names the parameter
+            steps.gather_work(self)  # its error names the parameter
             raise
         if not is_made:
-            raise_nonfinite(context, plan.params, grads)
+            finite_check.raise_nonfinite(context, plan.params, grads)
 
     def draw_from_prior(self) -> list[str]:
         """Moves the parameters to a draw from N(μ, T / λ), the start of a chain.
@@ -537,7 +510,30 @@ class Sampler(Hooks):
 
     def target_summary(self) -> str:
         """Describes the sampled distribution: data scale, prior, temperature."""
-        return target_summary(context_of(self))
+        return groups.target_summary(context_of(self))
+
+
+class SharedSettings(Sampler):
+    """A sampler that makes one decision for all param groups, on the host.
+
+    Its spec has ``needs_closure``, and names its counters and shared hyperparameters.
+    """
+
+    # GradScaler.step() then marks the sampler, and step() detects the mark.
+    _step_supports_amp_scaling = True
+
+    def _begin_step(self) -> None:
+        super()._begin_step()
+        context = context_of(self)
+        context.clear_blank_state()
+        context.link_step()
+        context.keep_created()
+
+    def _set(self, **values: Any) -> None:
+        progress = {k: v for k, v in values.items() if k in self._SPEC.progress}
+        self._context.rng.set_progress(self.param_groups, **progress)
+        for group in self.param_groups:
+            group.update(values)
 
 
 def check_sampler(sampler: object) -> None:

@@ -23,7 +23,7 @@ from torch_sgmcmc.core.parameters import (
     refuse_accumulation,
     refuse_scaler,
 )
-from torch_sgmcmc.core.shared_settings import SharedSettings
+from torch_sgmcmc.core.sampler import SharedSettings
 from torch_sgmcmc.core.spec import Motion, SamplerSpec, Takes, Traits
 from torch_sgmcmc.core.state import prior_of, rescalings, start_masters, start_momenta
 from torch_sgmcmc.core.state_dict import check_count, check_part

@@ -26,7 +26,7 @@ from torch_sgmcmc.core.parameters import (
     refuse_accumulation,
     refuse_scaler,
 )
-from torch_sgmcmc.core.shared_settings import SharedSettings
+from torch_sgmcmc.core.sampler import SharedSettings
 from torch_sgmcmc.core.spec import SamplerSpec, Takes, Traits
 from torch_sgmcmc.core.state import MASS, check_saved_diagonal, diagonals, note_given
 from torch_sgmcmc.core.state_dict import check_part
@@ -419,7 +419,7 @@ class HMC(SharedSettings):
 
     def _marks(self) -> list[tuple[int, int]]:
         """Returns marks that differ after writes to parameters."""
-        params = self._context.placement.local(self._all_params())
+        params = self._context.placement.local(context_of(self).params)
         return [(p._version, p.data_ptr()) for p in params]
 
     def _check_same_target(self, losses: Tensor, closure: Callable[[], Any]) -> None:

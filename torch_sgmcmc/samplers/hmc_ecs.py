@@ -16,7 +16,7 @@ from torch_sgmcmc.core.context import context_of, nonfinite_policy
 from torch_sgmcmc.core.distributed import refuse_several_ranks
 from torch_sgmcmc.core.hyperparams import check_integer, check_real
 from torch_sgmcmc.core.parameters import are_others, check_sizes, refuse_scaler
-from torch_sgmcmc.core.shared_settings import SharedSettings
+from torch_sgmcmc.core.sampler import SharedSettings
 from torch_sgmcmc.core.spec import SamplerSpec, Takes, Traits
 from torch_sgmcmc.core.state_dict import check_count, check_part
 from torch_sgmcmc.core.steps import check_groups

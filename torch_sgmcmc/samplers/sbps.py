@@ -34,7 +34,7 @@ from torch_sgmcmc.core.parameters import (
     refuse_scaler,
 )
 from torch_sgmcmc.core.random_state import STEP
-from torch_sgmcmc.core.shared_settings import SharedSettings
+from torch_sgmcmc.core.sampler import SharedSettings
 from torch_sgmcmc.core.spec import SamplerSpec, Takes, Traits
 from torch_sgmcmc.core.state import (
     PRECONDITIONER,
@@ -259,7 +259,7 @@ class SBPS(SharedSettings):
 
     @model.setter
     def model(self, model: nn.Module | None) -> None:
-        model = check_model("SBPS", model, self._all_params())
+        model = check_model("SBPS", model, context_of(self).params)
         self._slots = None if model is None else Slots(model)
         self._model_checked = False
 
@@ -337,7 +337,7 @@ class SBPS(SharedSettings):
             raise ValueError(
                 "Invalid preconditioned: False (must be True to set a preconditioner)"
             )
-        params = self._all_params()
+        params = context_of(self).params
         new: list[Tensor] | None = None
         if preconditioner is not None:
             new = diagonals(PRECONDITIONER, preconditioner, params)
@@ -447,7 +447,7 @@ class SBPS(SharedSettings):
         progress = dict(self._context.rng.progress)
         clock = common["clock"].copy()
         clock.observation_decay = common["observation_decay"]
-        params = self._all_params()
+        params = context_of(self).params
         trajectory = self._current_trajectory(params, common, progress, clock)
         line_time = progress["line_time"]
         event = Event(
