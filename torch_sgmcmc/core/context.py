@@ -156,7 +156,7 @@ class MissingGrads:
         if "sometimes" in self._warned:
             self.any = False
             return
-        if groups[0]["step"].is_cuda and _is_capturing():
+        if groups[0]["step"].is_cuda and torch.cuda.is_current_stream_capturing():
             return  # a capture cannot read counters
         steps = _steps(groups) - self._before
         for p in absent:
@@ -186,10 +186,6 @@ class MissingGrads:
 def _steps(groups: list[dict[str, Any]]) -> int:
     group = groups[0]
     return int(group["step"]) + int(group["num_skipped"])
-
-
-def _is_capturing() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 _NOTHING = (
@@ -231,11 +227,7 @@ class StepContext:
     """
 
     def __init__(
-        self,
-        name: str,
-        keys: frozenset[str],
-        rng: RandomState,
-        spec: Any,
+        self, name: str, keys: frozenset[str], rng: RandomState, spec: Any
     ) -> None:
         self.name = name
         #: The optimizer's present objects.
@@ -294,7 +286,6 @@ class StepContext:
         return {key: saved[key] for key in saved if key not in _OF_TORCH}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        """Restores a snapshot."""
         rng = self.rng
         rng.restore(saved["rng"])
         vars(self).update({**saved, "rng": rng})

@@ -269,14 +269,6 @@ def _all_groups(params: Iterable[Tensor]) -> list[Any]:
     return list(dict.fromkeys(group for p in params for group in groups_of(p)))
 
 
-def by_groups(params: Sequence[Tensor]) -> dict[tuple[Any, ...], list[int]]:
-    """Sorts the parameters by the process groups that they are sharded over."""
-    result: dict[tuple[Any, ...], list[int]] = {}
-    for i, p in enumerate(params):
-        result.setdefault(groups_of(p), []).append(i)
-    return result
-
-
 def is_finite(tensor: Tensor) -> bool:
     """Returns whether all elements on all ranks are finite."""
     return max_over_ranks([tensor], float(not local(tensor).isfinite().all())) == 0
@@ -386,8 +378,11 @@ class Sharded(Replicated):
         **arguments: Any,
     ) -> list[Tensor]:
         # Replicas and whole tensors are counted once.
+        by_groups: dict[tuple[Any, ...], list[int]] = {}
+        for i, p in enumerate(params):
+            by_groups.setdefault(groups_of(p), []).append(i)
         found = []
-        for groups, indices in by_groups(params).items():
+        for groups, indices in by_groups.items():
 
             def part(tensors: Any, indices: list[int] = indices) -> Any:
                 return tensors and locals_of(tensors[i] for i in indices)
@@ -438,8 +433,3 @@ class Sharded(Replicated):
 
     def refuse(self, message: str) -> None:
         raise ValueError(message)
-
-
-def placement_of(params: Iterable[Tensor]) -> Replicated:
-    """Returns the placement of these parameters."""
-    return Sharded() if any(map(is_dtensor, params)) else Replicated()

@@ -148,12 +148,8 @@ def raise_nonfinite(
 
 
 def count_skipped_step(context: StepContext) -> None:
-    """Counts a skipped step."""
+    """Counts a skipped step; warns once of many."""
     context.rng.skip()
-    _warn_of_many(context)
-
-
-def _warn_of_many(context: StepContext) -> None:
     now = int(context.rng.step) + int(context.rng.num_skipped)
     recent = context.skipped_steps
     if len(recent) < 100:  # else the warning was issued

@@ -9,17 +9,15 @@ from torch import Tensor
 
 from torch_sgmcmc.core import distributed, parameters
 from torch_sgmcmc.core.context import (
+    Replicated,
     StepContext,
     blank,
     context_of,
     has_master,
 )
-from torch_sgmcmc.core.dtensor import placement_of
+from torch_sgmcmc.core.dtensor import Sharded, is_dtensor
 from torch_sgmcmc.core.hooks import Hooks
-from torch_sgmcmc.core.hyperparams import (
-    check_keys,
-    plain,
-)
+from torch_sgmcmc.core.hyperparams import check_keys, plain
 from torch_sgmcmc.core.state import PRIOR_MEAN, copies, given, note_given, number_or
 
 
@@ -152,7 +150,8 @@ def check_memory(context: StepContext) -> None:
 
 def find_placement(context: StepContext) -> None:
     """Records whether parameters are whole, or DTensors are among them."""
-    context.placement = placement_of(context.params)
+    is_sharded = any(map(is_dtensor, context.params))
+    context.placement = Sharded() if is_sharded else Replicated()
 
 
 def show_values(context: StepContext) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from operator import methodcaller
+from operator import is_, methodcaller
 from typing import Any
 
 import torch
@@ -338,7 +338,7 @@ def same_parameters(first: list[TensorLists], second: list[TensorLists]) -> bool
     """Returns whether the same parameters have gradients."""
     return len(first) == len(second) and all(
         a.params is b.params
-        or (len(a.params) == len(b.params) and all(map(_is, a.params, b.params)))
+        or (len(a.params) == len(b.params) and all(map(is_, a.params, b.params)))
         for a, b in zip(first, second, strict=True)
     )
 
@@ -387,10 +387,6 @@ def kept_gradients(params: list[Tensor]) -> Iterator[list[Tensor | None]]:
     finally:
         for p, grad in zip(params, before, strict=True):
             p.grad = grad
-
-
-def _is(a: object, b: object) -> bool:
-    return a is b
 
 
 def check_model(name: str, model: object, params: Sequence[Tensor]) -> nn.Module | None:

@@ -61,7 +61,7 @@ class RandomState:
         self.seed = 0
         self.next_offset = 0
         #: Numbers of made and of skipped updates: 0-dim int64 tensors.
-        self.step, self.num_skipped = _counter(0), _counter(0)
+        self.step, self.num_skipped = _counter(), _counter()
         self.progress = dict(progress)
         #: Offsets, sizes and records of each group.
         self.of_groups: list[dict[str, Any]] = []
@@ -225,9 +225,9 @@ class RandomState:
         return offsets
 
 
-def _counter(value: int) -> Tensor:
+def _counter() -> Tensor:
     with torch.inference_mode(False):  # else updates outside would fail
-        return torch.tensor(value, dtype=torch.int64, device="cpu")
+        return torch.tensor(0, dtype=torch.int64, device="cpu")
 
 
 def check_numbers(

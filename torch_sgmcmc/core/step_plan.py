@@ -22,7 +22,7 @@ from torch import Tensor
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core import finite_check, ops
-from torch_sgmcmc.core.context import StepContext, TensorLists, blank, state_dtype
+from torch_sgmcmc.core.context import StepContext, TensorLists, blank
 from torch_sgmcmc.core.finite_check import DeferredFiniteCheck, undo_skipped
 from torch_sgmcmc.core.hyperparams import rests
 from torch_sgmcmc.core.ops import (
@@ -78,7 +78,9 @@ class Operator:
             if how == "stationary":
                 start_momenta(context, group, params, offsets)
             else:
-                _start_zeros(context, params, key)
+                for p in params:
+                    if key not in context.state[p]:
+                        context.create(p, key, blank(p, key)[key])
             lists.append([context.state[p][key] for p in params])
         lists.append(start_masters(context, params))
         return lists
@@ -119,12 +121,6 @@ class Operator:
             prior_means=means_of(context.state, params),
             **noise,
         )
-
-
-def _start_zeros(context: StepContext, params: list[Tensor], key: str) -> None:
-    for p in params:
-        if key not in context.state[p]:
-            context.create(p, key, torch.zeros_like(p, dtype=state_dtype(p)))
 
 
 class Update(NamedTuple):
@@ -236,10 +232,12 @@ class StepPlan:
         self._places, self.packed, self._packed_chains = [], [], num_chains
         rows = iter(numbers)
         for call in self._calls:
-            packed = [
-                self._packed_call(update, next(rows), sizes)
-                for update, sizes in zip(call.updates, call.places, strict=True)
-            ]
+            packed: list[_Packed] = []
+            for (operator, work, _), places in zip(
+                call.updates, call.places, strict=True
+            ):
+                has_means = means_of(self._context.state, work.params) is not None
+                packed.append((operator.place, has_means, *places, next(rows)))
             memory = _C.packed_step(
                 checks=self.checks and self._is_alone,
                 seed=self._context.rng.seed,
@@ -248,12 +246,6 @@ class StepPlan:
             )
             self._places += [(form, memory, at) for form, at in _numbers_in(packed)]
             self.packed.append(torch.frombuffer(memory, dtype=torch.int64))
-
-    def _packed_call(
-        self, update: Update, numbers: list[float], places: _Places
-    ) -> _Packed:
-        has_means = means_of(self._context.state, update.work.params) is not None
-        return update.operator.place, has_means, *places, numbers
 
     def watch(self, hyperparameters: Sequence[str]) -> None:
         """Makes the guard that compares the objects behind the plan."""

@@ -279,6 +279,8 @@ def differences(values: Tensor, tests: int | None = None) -> list[Difference]:
 
 def _most(between: str, what: str, scores: Tensor) -> Difference:
     """Returns the quantity of [chains, draws, quantities] that differs most."""
+    from scipy.stats import f
+
     chains, draws, count = scores.shape
     halves = scores.reshape(2 * chains, draws // 2, count)
     parts = halves.permute(1, 0, 2)[None]  # each half is a chain
@@ -295,18 +297,13 @@ def _most(between: str, what: str, scores: Tensor) -> Difference:
         chain = (compare_chains - compare_chains.median(0).values).abs().argmax(0)
         square, over = compare_chains.var(0), chains - 1
         ratio = 2 * square * effective / within
-    chance = _beyond(ratio, over, (2 * chains * effective / 5).clamp_min(4.0))
+    under = (2 * chains * effective / 5).clamp_min(4.0)
+    chance = torch.from_numpy(f.sf(ratio.numpy(), over, under.numpy()))
     is_far = square > _APART**2 * within
     chance[(effective < _EFFECTIVE) & ~is_far] = 1.0
     chance[is_far] = 0.0
     worst = int((chance - 1e-9 * ratio.clamp_max(1e6)).argmin())
     return Difference(between, what, float(chance[worst]), worst, int(chain[worst]))
-
-
-def _beyond(ratio: Tensor, over: int, under: Tensor) -> Tensor:
-    from scipy.stats import f
-
-    return torch.from_numpy(f.sf(ratio.numpy(), over, under.numpy()))
 
 
 def _normal_scores(values: Tensor, axis: int | None) -> Tensor:

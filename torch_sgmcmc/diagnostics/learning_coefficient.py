@@ -20,10 +20,7 @@ from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import Takes, needs_graph, traits_of
 from torch_sgmcmc.core.state import PRIOR_MEAN
 from torch_sgmcmc.core.utils import panels, progress_bar
-from torch_sgmcmc.diagnostics.temperatures import (
-    TemperatureMonitor,
-    has_temperatures,
-)
+from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor, has_temperatures
 
 # Probability of the interval.
 _CONFIDENCE = 0.95

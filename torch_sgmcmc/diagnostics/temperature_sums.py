@@ -12,12 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from torch_sgmcmc.core import hyperparams
-from torch_sgmcmc.core.context import (
-    StepContext,
-    TensorLists,
-    has_master,
-    state_dtype,
-)
+from torch_sgmcmc.core.context import StepContext, TensorLists, has_master, state_dtype
 from torch_sgmcmc.core.ops import temperature_sums
 from torch_sgmcmc.core.preconditioner import root_preconditioners
 from torch_sgmcmc.core.spec import Motion

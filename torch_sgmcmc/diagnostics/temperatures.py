@@ -25,11 +25,7 @@ from torch_sgmcmc.core.state_dict import (
 )
 from torch_sgmcmc.core.steps import tensor_lists_of
 from torch_sgmcmc.core.utils import panels
-from torch_sgmcmc.diagnostics.temperature_means import (
-    MOST_ROWS,
-    NOISE_EVERY,
-    Means,
-)
+from torch_sgmcmc.diagnostics.temperature_means import MOST_ROWS, NOISE_EVERY, Means
 from torch_sgmcmc.diagnostics.temperature_sums import (
     Row,
     StepSums,

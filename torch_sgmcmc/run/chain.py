@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from torch_sgmcmc import data
 from torch_sgmcmc.core.context import context_of
 from torch_sgmcmc.core.distributed import world_size
 from torch_sgmcmc.core.hyperparams import wrong_result
@@ -26,15 +27,6 @@ from torch_sgmcmc.core.random_state import fold_in
 from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import traits_of
 from torch_sgmcmc.core.utils import Interrupts, length_of, plain_names, progress_bar
-from torch_sgmcmc.data import (
-    Minibatches,
-    closure_of,
-    generator_states,
-    kept_generators,
-    new_gradients,
-    one_gradient_a_step,
-    set_generator_states,
-)
 from torch_sgmcmc.diagnostics.setup_check import check_setup
 from torch_sgmcmc.diagnostics.setup_issues import SetupReport
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor, has_temperatures
@@ -139,8 +131,8 @@ def check_first_chain(settings: Settings) -> SetupReport:
 def first_chain_of(settings: Settings) -> tuple[nn.Module, Any]:
     """Returns a first chain's model at its start, and its first minibatch."""
     seed = fold_in(settings.seed, 0)
-    with kept_generators(fold_in(seed, 0)):
-        with closing(Minibatches(settings.loader, fold_in(seed, 2))) as batches:
+    with data.kept_generators(fold_in(seed, 0)):
+        with closing(data.Minibatches(settings.loader, fold_in(seed, 2))) as batches:
             return _model_of(settings), batches.next()
 
 
@@ -148,7 +140,7 @@ def first_chain_of(settings: Settings) -> tuple[nn.Module, Any]:
 def _started(settings: Settings, chain: int) -> Iterator[_Run]:
     """Returns a chain at its start, with generators that are its own."""
     seed = fold_in(settings.seed, chain)
-    with kept_generators(fold_in(seed, 0)):
+    with data.kept_generators(fold_in(seed, 0)):
         yield _Run(settings, chain, seed)
 
 
@@ -195,7 +187,7 @@ class _Run:
         if len(kept) == sum(p.requires_grad for _, p in trained):
             self._start = "model"
         self._groups = starts.hyperparameters(self._sampler)
-        closure_of(self._sampler, self._loss_of_next)  # raises for an HMCECS
+        data.closure_of(self._sampler, self._loss_of_next)  # raises for an HMCECS
         self._schedules = [_checked(make(self._sampler)) for make in settings.schedules]
         self._identity = starts.identity(
             self._groups,
@@ -206,7 +198,7 @@ class _Run:
             settings.compiles,
         )
         self._identity["start", 0, ""] = self._describe_start()
-        self._batches = Minibatches(settings.loader, fold_in(seed, 2))
+        self._batches = data.Minibatches(settings.loader, fold_in(seed, 2))
         self._steps = self._length()
         self._check_stores_some()
         self._done = 0
@@ -247,7 +239,7 @@ class _Run:
             self._sampler, self._model, store, chain=self._chain, **options
         )
         collector.start = self._describe_start()
-        if one_gradient_a_step(self._sampler):
+        if data.one_gradient_a_step(self._sampler):
             collector.steps_per_pass = length_of(self._settings.loader)
         return collector
 
@@ -274,8 +266,9 @@ class _Run:
             self._go(collector, path)
 
     def _describe_start(self) -> str:
-        settings = self._settings
-        text = starts.describe(self._start)
+        settings, text = self._settings, self._start
+        if not isinstance(text, str):
+            text = f"{starts.name_of(text)}()"
         if settings.optimizer is None or settings.optimizer_epochs == 0:
             return text
         passes = f"{settings.optimizer_epochs} epochs of"
@@ -291,11 +284,12 @@ class _Run:
         name = f"optimizer of chain {self._chain + 1}"
         steps = progress_bar(range(count), name, settings.progress)
         optimizer = settings.optimizer(trained)
-        with closing(Minibatches(settings.loader, fold_in(self._seed, 3))) as batches:
+        seed = fold_in(self._seed, 3)
+        with closing(data.Minibatches(settings.loader, seed)) as batches:
             for _ in steps:
                 batch = moved(batches.next(), self._device)
                 given = optimizer, settings.loss, self._model, batch
-                optimizer.step(partial(new_gradients, *given))
+                optimizer.step(partial(data.new_gradients, *given))
         optimizer.zero_grad()
 
     def _go(self, collector: Collector, path: Path | None) -> None:
@@ -419,7 +413,7 @@ class _Run:
             callback(state)
 
     def _closure_with(self, collector: Collector) -> Callable[[], Any]:
-        evaluate = closure_of(self._sampler, self._loss_of_next)
+        evaluate = data.closure_of(self._sampler, self._loss_of_next)
 
         def closure() -> Any:
             value = evaluate()
@@ -465,7 +459,7 @@ class _Run:
         if steps is not None:
             return steps
         assert epochs is not None
-        if not one_gradient_a_step(self._sampler):
+        if not data.one_gradient_a_step(self._sampler):
             raise ValueError(
                 f"Invalid epochs: steps of {type(self._sampler).__name__} take several "
                 "minibatches (give steps)"
@@ -506,7 +500,7 @@ class _Run:
             sampler=self._sampler.state_dict(),
             schedule=[schedule.state_dict() for schedule in self._schedules],
             collector=collector.state_dict(),
-            random=generator_states(),
+            random=data.generator_states(),
             random_cuda=cuda,
         )
         save(content._asdict(), path)
@@ -529,7 +523,7 @@ class _Run:
         collector.load_state_dict(content["collector"])
         self._batches.move_to(content["epoch"], content["position"])
         self._done = content["step"]
-        set_generator_states(content["random"])
+        data.set_generator_states(content["random"])
         if content["random_cuda"]:
             torch.cuda.set_rng_state_all(content["random_cuda"])
 

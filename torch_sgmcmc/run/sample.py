@@ -38,12 +38,7 @@ from torch_sgmcmc.run.chain import (
     first_chain_of,
     run_chain,
 )
-from torch_sgmcmc.run.start import (
-    Start,
-    check_starts,
-    checkpoint,
-    checkpoint_path,
-)
+from torch_sgmcmc.run.start import Start, check_starts, checkpoint, checkpoint_path
 
 # Rows of the outputs in the report.
 _ROWS = 50

@@ -66,11 +66,6 @@ def start_of(
     return "model" if chain == 0 or is_made else "reset"
 
 
-def describe(start: Start) -> str:
-    """Returns a start's name; a function's has parentheses."""
-    return start if isinstance(start, str) else f"{name_of(start)}()"
-
-
 def name_of(function: Any) -> str:
     """Returns the name of a function, a class, or a partial's function."""
     while isinstance(function, partial):

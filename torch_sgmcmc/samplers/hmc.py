@@ -10,22 +10,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import finite_check, parameters
 from torch_sgmcmc.core.context import TensorLists, blank, context_of, nonfinite_policy
 from torch_sgmcmc.core.distributed import refuse_other_meshes
-from torch_sgmcmc.core.finite_check import (
-    SkipStep,
-    check_finite,
-    count_skipped_step,
-    nonfinite_error,
-)
 from torch_sgmcmc.core.groups import fill_state
 from torch_sgmcmc.core.hyperparams import check_integer, check_real, warn
-from torch_sgmcmc.core.parameters import (
-    fresh_gradients,
-    lightning_module,
-    refuse_accumulation,
-    refuse_scaler,
-)
 from torch_sgmcmc.core.sampler import SharedSettings
 from torch_sgmcmc.core.spec import SamplerSpec, Takes, Traits
 from torch_sgmcmc.core.state import MASS, check_saved_diagonal, diagonals, note_given
@@ -352,13 +341,13 @@ class HMC(SharedSettings):
             The closure's first result, and the logs of the chains' Metropolis ratios
             (empty without the test, or if the step was skipped).
         """
-        refuse_scaler(self)
+        parameters.refuse_scaler(self)
         if closure is None:
             raise TypeError(_NO_CLOSURE)
         self._begin_step()
         check_groups(self)
-        refuse_accumulation(self, closure)
-        loss = fresh_gradients(self, closure)
+        parameters.refuse_accumulation(self, closure)
+        loss = parameters.fresh_gradients(self, closure)
         work = gather_work(self, checked=True)
         if not work:
             raise RuntimeError(
@@ -366,8 +355,8 @@ class HMC(SharedSettings):
             )
         try:
             return loss, self._simulate(closure, loss, work, most_steps)
-        except SkipStep:
-            count_skipped_step(context_of(self))
+        except finite_check.SkipStep:
+            finite_check.count_skipped_step(context_of(self))
             return loss, torch.empty(0, dtype=torch.float64)
 
     def _simulate(
@@ -379,12 +368,12 @@ class HMC(SharedSettings):
     ) -> Tensor:
         """Continues a step from its first gradients; returns the log ratios."""
         group, context = self.param_groups[0], context_of(self)
-        check_finite(context, work)
+        finite_check.check_finite(context, work)
         trajectory, start = Trajectory(context, work), None
         if trajectory.is_tested:
             losses, start = trajectory.energies(loss)
             if not bool(start.isfinite().all()):
-                raise nonfinite_error(
+                raise finite_check.nonfinite_error(
                     nonfinite_policy(context),
                     "HMC got a loss or parameters that are not finite at the start of "
                     "a trajectory",
@@ -392,7 +381,8 @@ class HMC(SharedSettings):
             self._check_same_target(losses, closure)
 
         def gradients() -> tuple[Any, list[TensorLists]]:
-            return fresh_gradients(self, closure), gather_work(self, checked=True)
+            loss = parameters.fresh_gradients(self, closure)
+            return loss, gather_work(self, checked=True)
 
         sizes = group["num_steps"], group["trajectory_length"], group["step_size"]
         log_ratios, is_made = torch.empty(0, dtype=torch.float64), False
@@ -440,7 +430,7 @@ class HMC(SharedSettings):
         )
         if self._num_changes < MOST_CHANGES:
             return
-        if lightning_module(closure) is not None:
+        if parameters.lightning_module(closure) is not None:
             raise RuntimeError(
                 f"{changed_target()}. In Lightning's automatic optimization a batch "
                 "must be all data. SGHMC is what minibatches need"

@@ -207,10 +207,8 @@ def _square(
         means = [context.state[p][MEANS[0]] for p in some]
         distances = [x.detach() - y for x, y in zip(own, means, strict=True)]
         # Of whole parameters, or of the shards of these.
-        for found in context.placement.sums(_sum_of_second, some, distances):
+        for found in context.placement.sums(
+            lambda _, tensors: sum_of_squares(tensors), some, distances
+        ):
             total += float(found)
     return total
-
-
-def _sum_of_second(_: list[Tensor], tensors: list[Tensor]) -> Tensor:
-    return sum_of_squares(tensors)

@@ -14,25 +14,12 @@ from torch.distributed import ProcessGroup
 from torch.utils.hooks import RemovableHandle
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import parameters
 from torch_sgmcmc.core.context import blank, context_of
 from torch_sgmcmc.core.distributed import refuse_several_ranks
-from torch_sgmcmc.core.finite_check import (
-    SkipStep,
-    count_skipped_step,
-)
+from torch_sgmcmc.core.finite_check import SkipStep, count_skipped_step
 from torch_sgmcmc.core.groups import fill_state
-from torch_sgmcmc.core.hyperparams import (
-    MEANINGFUL_KEYS,
-    check_real,
-    settings,
-    warn,
-)
-from torch_sgmcmc.core.parameters import (
-    check_model,
-    check_sizes,
-    lightning_module,
-    refuse_scaler,
-)
+from torch_sgmcmc.core.hyperparams import MEANINGFUL_KEYS, check_real, settings, warn
 from torch_sgmcmc.core.random_state import STEP
 from torch_sgmcmc.core.sampler import SharedSettings
 from torch_sgmcmc.core.spec import SamplerSpec, Takes, Traits
@@ -259,7 +246,7 @@ class SBPS(SharedSettings):
 
     @model.setter
     def model(self, model: nn.Module | None) -> None:
-        model = check_model("SBPS", model, context_of(self).params)
+        model = parameters.check_model("SBPS", model, context_of(self).params)
         self._slots = None if model is None else Slots(model)
         self._model_checked = False
 
@@ -397,7 +384,7 @@ class SBPS(SharedSettings):
         return blank(p, *(name for name in names if name not in known))
 
     def _check_common(self) -> dict[str, Any]:
-        check_sizes(context_of(self))
+        parameters.check_sizes(context_of(self))
         first = self.param_groups[0]
         values = list(chain.from_iterable(map(_hyperparameters, self.param_groups)))
         values += map(len, self.param_groups)
@@ -432,11 +419,11 @@ class SBPS(SharedSettings):
         return super().step(closure)
 
     def _run_step(self, closure: Callable[[], Any] | None) -> Any:
-        refuse_scaler(self)
+        parameters.refuse_scaler(self)
         if closure is None:
             raise TypeError(_NO_CLOSURE)
         self._begin_step()
-        if lightning_module(closure) is not None:
+        if parameters.lightning_module(closure) is not None:
             raise RuntimeError(
                 "SBPS cannot be used in Lightning's automatic optimization, whose "
                 "closure calls backward(): set self.automatic_optimization = False, "

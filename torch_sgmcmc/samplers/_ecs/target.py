@@ -11,15 +11,8 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
+from torch_sgmcmc.core import ops
 from torch_sgmcmc.core.finite_check import nonfinite_error
-from torch_sgmcmc.core.ops import (
-    ecs_density,
-    ecs_estimate,
-    ecs_leapfrog_,
-    hmc_momenta_,
-    metropolis_decide,
-    sum_of_squares,
-)
 from torch_sgmcmc.samplers._ecs.likelihood import position
 from torch_sgmcmc.samplers._ecs.subsample import LEAST_FACTORS, Estimate, Subsample
 from torch_sgmcmc.samplers._ecs.taylor import AllData, Anchor, Prior, TaylorTerms
@@ -144,7 +137,7 @@ class SubsampledTarget:
         terms, sums = subsample.terms, anchor.sums
         fields = (terms.gradients, terms.scales, terms.hessians)
         values, weighted_sum = self.data.evaluate(subsample.indices)
-        weights, hessian_terms, numbers = ecs_estimate(
+        weights, hessian_terms, numbers = ops.ecs_estimate(
             values,
             theta,
             anchor.theta,
@@ -153,7 +146,7 @@ class SubsampledTarget:
             temperature=self.temperature,
             **self.estimator._asdict(),
         )
-        density, gradient = ecs_density(
+        density, gradient = ops.ecs_density(
             numbers,
             weighted_sum(weights),
             weights,
@@ -247,12 +240,12 @@ class Sweep:
     ) -> tuple[Point, float, bool]:
         """Makes the step for θ; returns the point, the log ratio, and if θ moved."""
         r = torch.empty_like(present.theta)
-        hmc_momenta_([r], [], temperature=1.0, offsets=[0], **self.noise)
-        before = present.log - float(sum_of_squares([r])) / 2
+        ops.hmc_momenta_([r], [], temperature=1.0, offsets=[0], **self.noise)
+        before = present.log - float(ops.sum_of_squares([r])) / 2
         point = follow(self.target, present, r, step_size, num_steps)
         if point is None:
             return present, -math.inf, False
-        log_ratio = point.log - float(sum_of_squares([r])) / 2 - before
+        log_ratio = point.log - float(ops.sum_of_squares([r])) / 2 - before
         if self.target.is_out_of_bounds(point, present):
             log_ratio = -math.inf
         if self._decide(log_ratio, _OF_TRAJECTORY):
@@ -263,7 +256,7 @@ class Sweep:
         """Returns True if a Metropolis test accepts; rejects NaN and infinities."""
         if not math.isfinite(log_ratio):
             return False
-        accepted = metropolis_decide(
+        accepted = ops.metropolis_decide(
             torch.tensor([log_ratio], dtype=torch.float64),
             proposal=test,
             purpose=_C.Purpose.METROPOLIS,
@@ -284,11 +277,7 @@ def place(params: list[Tensor], theta: Tensor) -> Tensor:
 
 
 def follow(
-    target: SubsampledTarget,
-    present: Point,
-    r: Tensor,
-    step_size: float,
-    steps: int,
+    target: SubsampledTarget, present: Point, r: Tensor, step_size: float, steps: int
 ) -> Point | None:
     """Returns the end of a leapfrog trajectory; None if a density is not finite.
 
@@ -299,7 +288,7 @@ def follow(
     x = torch.zeros_like(origin)
     for i in range(steps):
         kick = step_size if i > 0 else step_size / 2
-        theta = ecs_leapfrog_(
+        theta = ops.ecs_leapfrog_(
             x, r, point.gradient, factor, origin, kick=kick, drift=step_size
         )
         point = target.at(present.subsample, theta)
@@ -307,5 +296,5 @@ def follow(
         if not point.finite:
             return None
     last = {"kick": step_size / 2, "drift": 0.0}
-    ecs_leapfrog_(x, r, point.gradient, factor, origin, **last)
+    ops.ecs_leapfrog_(x, r, point.gradient, factor, origin, **last)
     return point

@@ -103,9 +103,7 @@ def _forward(
 
 
 def _reverse(
-    closure: Callable[[], Any],
-    params: Sequence[Tensor],
-    along: Sequence[Tensor],
+    closure: Callable[[], Any], params: Sequence[Tensor], along: Sequence[Tensor]
 ) -> Observation:
     with torch.enable_grad():
         losses = closure()
@@ -297,10 +295,7 @@ class Event:
         return value, variance
 
     def _check_forward_mode(
-        self,
-        trajectory: Trajectory,
-        observed: Observation,
-        value: float,
+        self, trajectory: Trajectory, observed: Observation, value: float
     ) -> list[Tensor]:
         """Checks the model's first derivatives against the gradient; returns it."""
         common, grads = self.common, observed.gradient()
