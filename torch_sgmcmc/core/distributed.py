@@ -282,9 +282,8 @@ def claim_seed(context: StepContext) -> None:
 
 
 def _begins(step: Tensor) -> bool:
-    if step.is_cuda:
-        if torch.cuda.is_current_stream_capturing():
-            return False
+    if step.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
     return int(step) == 0
 
 

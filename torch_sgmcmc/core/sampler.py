@@ -47,7 +47,6 @@ from torch_sgmcmc.core.state import (
 from torch_sgmcmc.core.state_dict import (
     check_state_dict,
     drop_blank_state,
-    expected,
     finish_loading,
     matched_by_name,
     saved_groups,
@@ -303,7 +302,7 @@ class Sampler(Hooks):
         loading: dict[str, Any] = {}
 
         def check(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            loading.update(matched_by_name(context_of(self), expected(self), given))
+            loading.update(matched_by_name(context_of(self), given))
             self._check_state_dict(loading)
             return loading
 
@@ -338,7 +337,7 @@ class Sampler(Hooks):
 
     def _check_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Raises unless the state dict fits this sampler and its parameters."""
-        check_state_dict(context_of(self), expected(self), state_dict)
+        check_state_dict(self, state_dict)
         num_chains = state_dict["param_groups"][0].get("num_chains")
         for p in context_of(self).params:
             parameters.check_chains(p, num_chains)

@@ -377,24 +377,6 @@ def copies(means: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
     return result
 
 
-def complete_means(
-    groups: Iterable[dict[str, Any]], state: Any, before: Mapping[Any, Any]
-) -> None:
-    """Completes a loaded state's prior means where others of the group have one.
-
-    The former mean is kept, or else the number is used.
-    """
-    for group in groups:
-        having = [PRIOR_MEAN in state.get(p, {}) for p in group["params"]]
-        if not any(having):
-            continue
-        for p, has in zip(group["params"], having, strict=True):
-            if not has:
-                number = torch.full_like(p, group[PRIOR_MEAN], dtype=state_dtype(p))
-                mean = before.get(p, {}).get(PRIOR_MEAN, number.detach())
-                state[p][PRIOR_MEAN] = mean
-
-
 def means_of(state: Mapping[Any, Any], params: Sequence[Tensor]) -> list[Tensor] | None:
     """Returns the tensors of a group's prior means, None without any."""
     check_means(state, params)
@@ -468,9 +450,16 @@ def complete_given(
 ) -> None:
     """Completes a loaded state of parameters that do not move.
 
-    torch.distributed.checkpoint skips these.
+    torch.distributed.checkpoint skips these. Where others of a group have a prior mean,
+    the former one is kept, or else the number is used.
     """
-    complete_means(groups, state, before)
+    for group in groups:
+        params = group["params"]
+        lacking = [p for p in params if PRIOR_MEAN not in state.get(p, {})]
+        for p in lacking if len(lacking) < len(params) else ():
+            number = torch.full_like(p, group[PRIOR_MEAN], dtype=state_dtype(p))
+            mean = before.get(p, {}).get(PRIOR_MEAN, number.detach())
+            state[p][PRIOR_MEAN] = mean
     for key in (PRECONDITIONER, MASS):
         if not any(key in given(kept) for kept in state.values()):
             continue

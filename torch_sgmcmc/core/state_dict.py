@@ -8,13 +8,19 @@ are int64 tensors, and so is any other wider int. Samplers themselves hold ints.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torch_sgmcmc.core import dtensor, hyperparams
-from torch_sgmcmc.core.context import StepContext, check_equal, has_master, state_dtype
+from torch_sgmcmc.core.context import (
+    StepContext,
+    check_equal,
+    context_of,
+    has_master,
+    state_dtype,
+)
 from torch_sgmcmc.core.hooks import Hooks
 from torch_sgmcmc.core.random_state import (
     FORMAT,
@@ -28,41 +34,7 @@ from torch_sgmcmc.core.state import PRIOR_MEAN, copied, given
 from torch_sgmcmc.core.utils import plain_name
 
 
-class Expected(NamedTuple):
-    """The layout of a sampler's state dict.
-
-    ``equal`` are keys with equal values in all groups; ``starts_of`` returns the keys
-    of state that a group's first step creates by its operator's spec. The others raise
-    if a group, its progress, or a parameter's saved state is invalid.
-    """
-
-    spec: Any
-    equal: Sequence[str]
-    starts_of: Callable[[dict[str, Any]], Collection[str]]
-    check_group: Callable[[dict[str, Any]], None]
-    check_progress: Callable[[dict[str, Any]], None]
-    check_saved_state: Callable[[int, Tensor, dict[str, Any]], None]
-
-
-def expected(sampler: Hooks) -> Expected:
-    """Returns the layout of a sampler's state dicts."""
-    spec = sampler._SPEC
-    of_group = *OF_GROUP, *spec.records
-    return Expected(
-        spec=spec,
-        equal=[key for key in spec.managed if key not in of_group],
-        starts_of=lambda group: (
-            sampler._operator_of(group).starts if spec.operator else ()
-        ),
-        check_group=sampler._check_group,
-        check_progress=sampler._check_progress,
-        check_saved_state=sampler._check_saved_state,
-    )
-
-
-def matched_by_name(
-    context: StepContext, expected: Expected, state_dict: dict[str, Any]
-) -> dict[str, Any]:
+def matched_by_name(context: StepContext, state_dict: dict[str, Any]) -> dict[str, Any]:
     """Returns the state dict with parameters matched by name, in the sampler's order.
 
     Raises:
@@ -96,14 +68,14 @@ def matched_by_name(
                 f"Invalid state_dict: its format is {saved['format']} (must be "
                 f"{FORMAT}: load it with the version of torch_sgmcmc that saved it)"
             )
-        together = set(state_dict["state"]).intersection(expected.spec.common_state)
+        together = set(state_dict["state"]).intersection(context.spec.common_state)
         groups.append(
             _ordered(i, plain_numbers(saved, context.keys), present, together)
         )
-    counts = [key for key, kind in expected.spec.state.items() if kind is int]
+    counts = [key for key, kind in context.spec.state.items() if kind is int]
     state = {}
     for key, kept in state_dict["state"].items():
-        if isinstance(kept, dict) and key not in expected.spec.common_state:
+        if isinstance(kept, dict) and key not in context.spec.common_state:
             # The groups have the step.
             kept = plain_numbers({k: v for k, v in kept.items() if k != STEP}, counts)
         state[key] = kept
@@ -146,10 +118,9 @@ def _ordered(
     return {**saved, **lists, "param_names": ours}
 
 
-def check_state_dict(
-    context: StepContext, expected: Expected, state_dict: dict[str, Any]
-) -> None:
+def check_state_dict(sampler: Hooks, state_dict: dict[str, Any]) -> None:
     """Raises if a state dict in our order does not fit this sampler."""
+    context, spec = context_of(sampler), sampler._SPEC
     groups, state = state_dict["param_groups"], state_dict["state"]
     check_numbers(groups, context.groups, context.numel)
     indices = set()
@@ -157,19 +128,20 @@ def check_state_dict(
         hyperparams.check_seed(theirs["seed"])
         check_count("step", theirs["step"])
         hyperparams.check_capturable(theirs["capturable"])
-        hyperparams.check_choice(theirs["nonfinite"], context.spec.nonfinite)
+        hyperparams.check_choice(theirs["nonfinite"], spec.nonfinite)
         check_count("num_skipped", theirs["num_skipped"])
-        expected.check_group(theirs)
-        if theirs["capturable"] and expected.spec.needs_closure:
+        sampler._check_group(theirs)
+        if theirs["capturable"] and spec.needs_closure:
             raise ValueError(
                 f"Invalid capturable: True ({context.name} decides on the "
                 "host, which a CUDA graph cannot)"
             )
-        expected.check_progress(theirs)
-        starts = expected.starts_of(theirs)
+        sampler._check_progress(theirs)
+        # Keys of state that the group's first step creates by its operator's spec.
+        starts = sampler._operator_of(theirs).starts if spec.operator else ()
         for index, p in zip(theirs["params"], ours["params"], strict=True):
             indices.add(index)
-            _check_state(context.name, expected, index, p, state.get(index, {}), starts)
+            _check_state(sampler, index, p, state.get(index, {}), starts)
         pairs = zip(theirs["params"], ours["params"], strict=True)
         # torch.distributed.checkpoint skips parameters that do not require gradients.
         having = {
@@ -181,10 +153,12 @@ def check_state_dict(
                 f"Invalid state_dict: in param group {i} parameter {lacking} has no "
                 f"{PRIOR_MEAN}, and others have"
             )
-    unknown = set(state).difference(indices, expected.spec.common_state)
+    unknown = set(state).difference(indices, spec.common_state)
     if unknown:
         raise ValueError(_unknown(context.name, "its state", unknown))
-    check_equal(groups, expected.equal, expected.spec.why_equal)
+    of_group = {*OF_GROUP, *spec.records}
+    equal = [key for key in spec.managed if key not in of_group]
+    check_equal(groups, equal, spec.why_equal)
 
 
 def check_keys(state_dict: Any, kind: str, *keys: str) -> None:
@@ -266,15 +240,12 @@ def check_keys_of(what: str, kept: object, keys: Collection[str]) -> None:
 
 
 def _check_state(
-    name: str,
-    expected: Expected,
-    index: int,
-    p: Tensor,
-    state: Any,
-    starts: Collection[str],
+    sampler: Hooks, index: int, p: Tensor, state: Any, starts: Collection[str]
 ) -> None:
-    unknown = set(state).difference(expected.spec.state)
+    kinds = sampler._SPEC.state
+    unknown = set(state).difference(kinds)
     if unknown:
+        name = type(sampler).__name__
         raise ValueError(_unknown(name, f"the state of parameter {index}", unknown))
     ranged = given(state)  # these have their own checks
     missing = set(starts).difference(state)
@@ -284,7 +255,7 @@ def _check_state(
             f"Invalid state_dict: the state of parameter {index} lacks {_row(missing)}"
         )
     for key, value in state.items():
-        if expected.spec.state[key] is Tensor:
+        if kinds[key] is Tensor:
             check_tensor(f"{key} of parameter {index}", value, p.shape)
             dtensor.like(p, value, f"state_dict: {key} of parameter {index}")
             has_range = key in ranged and key != PRIOR_MEAN
@@ -295,7 +266,7 @@ def _check_state(
                 )
         else:
             check_count(key, value)
-    expected.check_saved_state(index, p, state)
+    sampler._check_saved_state(index, p, state)
 
 
 def _unknown(name: str, where: str, keys: Collection[object]) -> str:

@@ -13,7 +13,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -418,32 +418,21 @@ def _check_arguments(given: Mapping[str, Any]) -> None:
 
 def _settings(given: Mapping[str, Any], store: Any, seed: int) -> Settings:
     """Returns what all chains share of the arguments of :func:`sample`."""
-    same = (
-        "model",
-        "sampler",
-        "loader",
-        "loss",
-        "steps",
-        "epochs",
-        "progress",
-        "checkpoint_every",
-        "optimizer",
-        "optimizer_epochs",
-    )
     every = {name: given[name] for name in ("burn_in", "every")}
-    return Settings(
-        **{name: given[name] for name in same},
-        store=store,
-        seed=seed,
-        schedules=_functions("schedule", given["schedule"]),
-        callbacks=_functions("callbacks", given["callbacks"]),
-        chains=int(given["chains"]),
-        reports=given["report"],
-        compiles=bool(given["compile"]),
-        groups=_without_params(given["groups"]),
-        starts=check_starts(given["start"]),
-        collecting={**every, **given["collecting"]},
-    )
+    values = {
+        **given,
+        "store": store,
+        "seed": seed,
+        "schedules": _functions("schedule", given["schedule"]),
+        "callbacks": _functions("callbacks", given["callbacks"]),
+        "chains": int(given["chains"]),
+        "reports": given["report"],
+        "compiles": bool(given["compile"]),
+        "groups": _without_params(given["groups"]),
+        "starts": check_starts(given["start"]),
+        "collecting": {**every, **given["collecting"]},
+    }
+    return Settings(**{field.name: values[field.name] for field in fields(Settings)})
 
 
 def _check_run(settings: Settings, processes: int, checks: bool) -> None:
