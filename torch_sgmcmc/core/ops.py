@@ -40,11 +40,55 @@ HAS_CUDA: bool = _load()
 OP_SPECS: dict[str, dict[str, Any]] = {spec["op"]: spec for spec in _C.op_specs()}
 
 
-# Without types: mypy takes a return type of a module's __getattr__ for unknown.
-def __getattr__(name):  # type: ignore[no-untyped-def]
-    """Returns an operator's overload, kept here: resolving one takes time."""
-    operator = globals()[name] = getattr(torch.ops.torch_sgmcmc, name).default
-    return operator
+# Overloads, since resolving them at every call takes time.
+_OPS = torch.ops.torch_sgmcmc
+sgld_step_ = _OPS.sgld_step_.default
+sghmc_step_ = _OPS.sghmc_step_.default
+psgld_step_ = _OPS.psgld_step_.default
+psgld_frozen_step_ = _OPS.psgld_frozen_step_.default
+sgnht_step_ = _OPS.sgnht_step_.default
+sglrw_step_ = _OPS.sglrw_step_.default
+baoa_step_ = _OPS.baoa_step_.default
+mclmc_step_ = _OPS.mclmc_step_.default
+mclmc_sums = _OPS.mclmc_sums.default
+mclmc_turn = _OPS.mclmc_turn.default
+running_mean_ = _OPS.running_mean_.default
+sghmc_preconditioned_step_ = _OPS.sghmc_preconditioned_step_.default
+baoa_preconditioned_step_ = _OPS.baoa_preconditioned_step_.default
+gradient_variance_ = _OPS.gradient_variance_.default
+control_variate_ = _OPS.control_variate_.default
+gaussian_ = _OPS.gaussian_.default
+square_root_ = _OPS.square_root_.default
+hmc_momenta_ = _OPS.hmc_momenta_.default
+hmc_leapfrog_ = _OPS.hmc_leapfrog_.default
+sbps_place_ = _OPS.sbps_place_.default
+sbps_reflect_ = _OPS.sbps_reflect_.default
+sbps_adapt_ = _OPS.sbps_adapt_.default
+sbps_precondition_ = _OPS.sbps_precondition_.default
+ewsg_log_ratio = _OPS.ewsg_log_ratio.default
+hmc_energy = _OPS.hmc_energy.default
+sbps_reflect_sums_ = _OPS.sbps_reflect_sums_.default
+sbps_precondition_sums_ = _OPS.sbps_precondition_sums_.default
+sbps_line_sums = _OPS.sbps_line_sums.default
+sbps_reflection_sums = _OPS.sbps_reflection_sums.default
+sbps_preconditioner_sum = _OPS.sbps_preconditioner_sum.default
+temperature_sums = _OPS.temperature_sums.default
+sum_of_squares = _OPS.sum_of_squares.default
+any_nonfinite = _OPS.any_nonfinite.default
+count_nonfinite = _OPS.count_nonfinite.default
+step_if_finite = _OPS.step_if_finite.default
+step_or_nothing = _OPS.step_or_nothing.default
+fused_step_ = _OPS.fused_step_.default
+deferred_step_ = _OPS.deferred_step_.default
+ewsg_step_ = _OPS.ewsg_step_.default
+noise_steps_ = _OPS.noise_steps_.default
+chain_product = _OPS.chain_product.default
+chain_turn = _OPS.chain_turn.default
+ecs_density = _OPS.ecs_density.default
+ecs_estimate = _OPS.ecs_estimate.default
+ecs_leapfrog_ = _OPS.ecs_leapfrog_.default
+metropolis_decide = _OPS.metropolis_decide.default
+select_chains_ = _OPS.select_chains_.default
 
 
 def _nothing_to_allocate(*args: object, **kwargs: object) -> None:
