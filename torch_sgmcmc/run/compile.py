@@ -262,12 +262,12 @@ class _CompiledSteps:
 
     def _trace(self, batches: Sequence[Tensor]) -> _Traced:
         """Returns the traced gradient for these minibatches."""
-        own = [p.detach() for p in self._params]
-        if self._num_chains is not None:
-            own = [p[0] for p in own]
-        rows = [batch[0] for batch in batches]
-        key = _layouts(own + rows)
+        key = _layouts([*self._params, *batches])
         if key not in self._traced:
+            own = [p.detach() for p in self._params]
+            if self._num_chains is not None:
+                own = [p[0] for p in own]
+            rows = [batch[0] for batch in batches]
             trace = partial(trace_gradient, self._loss, own, self._names, rows)
             chains = self._num_chains or 0
             graph = trace(has_chains=True) if chains >= _MIN_CHAINS else None
