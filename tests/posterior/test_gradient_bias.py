@@ -205,16 +205,18 @@ def test_it_is_the_next_step_that_is_compared():
 
 
 @pytest.mark.default
-def test_gradients_in_memory_that_every_backward_pass_writes_to():
+@pytest.mark.parametrize("is_one_object", [False, True])
+def test_gradients_in_memory_that_every_backward_pass_writes_to(is_one_object):
     """Gradients as views, as DistributedDataParallel's gradient_as_bucket_view=True."""
     p = nn.Parameter(torch.ones(4))
     sampler = sg.SGLD([p], 1e-9, num_data=10, seed=0)
     monitor = sg.TemperatureMonitor(sampler)
     bucket = torch.zeros(4)
+    view = bucket.view(4)
 
     def backward(value):
         bucket.fill_(value)
-        p.grad = bucket.view(4)
+        p.grad = view if is_one_object else bucket.view(4)
 
     backward(2.0)
     monitor.observe(lambda: backward(5.0))

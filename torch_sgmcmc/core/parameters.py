@@ -20,6 +20,7 @@ from torch_sgmcmc.core.context import (
     Replicated,
     StepContext,
     TensorLists,
+    local,
     name_of,
     state_dtype,
 )
@@ -380,12 +381,24 @@ def exchanged(params: list[Tensor], values: list[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def kept_gradients(params: list[Tensor]) -> Iterator[list[Tensor | None]]:
-    """Restores the parameters' gradients at the end."""
+    """Restores the parameters' gradients at the end.
+
+    Gradients may be views of memory that each backward pass writes to, such as
+    DistributedDataParallel's, so that their values are restored, too. Others are not
+    written: autograd may have saved them.
+    """
     before = [p.grad for p in params]
+    own = [
+        local(g.detach()) if g is not None and g.layout is torch.strided else None
+        for g in before
+    ]
+    values = [None if g is None else g.clone() for g in own]
     try:
         yield before
     finally:
-        for p, grad in zip(params, before, strict=True):
+        for p, grad, now, value in zip(params, before, own, values, strict=True):
+            if now is not None and value is not None and not torch.equal(now, value):
+                now.copy_(value)
             p.grad = grad
 
 

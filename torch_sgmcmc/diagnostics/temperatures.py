@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_sgmcmc.core import hyperparams
 from torch_sgmcmc.core.context import StepContext, TensorLists, context_of
-from torch_sgmcmc.core.parameters import fresh_gradients
+from torch_sgmcmc.core.parameters import fresh_gradients, kept_gradients
 from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import traits_of
 from torch_sgmcmc.core.state_dict import (
@@ -246,9 +246,7 @@ class TemperatureMonitor:
                 that is drawn uniformly, or of all data, and calls ``backward()``.
         """
         sampler = self._attached()
-        before = [p.grad for p in self._params]
-        values = [None if grad is None else grad.clone() for grad in before]
-        try:
+        with kept_gradients(self._params):
             fresh_gradients(sampler, closure)
             work = tensor_lists_of(sampler)
             if self._compares:
@@ -256,14 +254,6 @@ class TemperatureMonitor:
                 self._others = self._sums.of(self._observed_context(), work)
             else:
                 self._add(work, plain=True)
-        finally:
-            for p, grad, value in zip(self._params, before, values, strict=True):
-                # Gradients may be views of memory that each backward pass writes to,
-                # such as DistributedDataParallel's. Other gradients are not written:
-                # autograd may have saved them.
-                if _share_memory(p.grad, grad):
-                    grad.copy_(value)
-                p.grad = grad
 
     def _observed_context(self) -> StepContext:
         chain = self._context()
@@ -472,12 +462,6 @@ def _shift_of(interval: int) -> int:
 def has_temperatures(sampler: Sampler) -> bool:
     """Returns whether a monitor can observe the sampler: not HMC, HMCECS and SBPS."""
     return traits_of(sampler).motion is not None
-
-
-def _share_memory(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None or a is b:
-        return False
-    return a.numel() > 0 and a.data_ptr() == b.data_ptr()
 
 
 def _read_previous(
