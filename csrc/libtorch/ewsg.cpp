@@ -167,6 +167,7 @@ torch::Tensor EWSGImpl::step(const LossClosure& closure) {
   begin_step();
   const at::NoGradGuard no_grad;
   check_groups();
+  nonfinite();  // throws unless it is equal in all groups
   const auto length = options_of(0).get<int64_t>("index_chain_length");
   const int64_t chains = num_chains();
   num_drawn_ = progress_.get<int64_t>("num_drawn") + chains;

@@ -183,6 +183,7 @@ void SamplerImpl::complete_means(size_t group, OptionValues& options) {
   if (!options.prior_means.empty()) {
     keep_means(options, params);
     has_means = true;
+    means_changed();
   }
   if (has_means == options.means_are_kept) return;
   if (!has_means) {
@@ -198,6 +199,7 @@ void SamplerImpl::complete_means(size_t group, OptionValues& options) {
     prior_means_.erase(param.unsafeGetTensorImpl());
   }
   has_means = false;
+  means_changed();
 }
 
 void SamplerImpl::complete_all() const {

@@ -78,6 +78,7 @@ class MCLMCImpl : public SamplerImpl {
   const char* why_equal() const override {
     return "the direction is one unit vector over all groups";
   }
+  void means_changed() override { forget_move(); }
   void parameters_changed() override {
     noise_.clear();
     energy_.reset();
@@ -87,6 +88,10 @@ class MCLMCImpl : public SamplerImpl {
  private:
   // Forgets the energy of a move that began with another target.
   void check_target(const std::vector<TensorLists>& lists);
+  void forget_move() {
+    if (!energy_.defined()) return;
+    energy_.select(1, 0).fill_(std::numeric_limits<double>::quiet_NaN());
+  }
 
   // By the parameter's TensorImpl.
   std::unordered_map<const void*, at::Tensor> noise_;
@@ -107,7 +112,7 @@ void MCLMCImpl::check_target(const std::vector<TensorLists>& lists) {
                    options.prior_precision(), options.prior_mean()});
   }
   if (energy_.defined() && target != target_) {
-    energy_.select(1, 0).fill_(std::numeric_limits<double>::quiet_NaN());
+    forget_move();
     energy_.select(1, 3).mul_(target[0] / target_[0]);  // stays per dimension
   }
   target_ = std::move(target);
@@ -141,7 +146,6 @@ void MCLMCImpl::prepare(TensorLists& lists) {
 }
 
 void MCLMCImpl::prepare_all(std::vector<TensorLists>& lists) {
-  SamplerImpl::prepare_all(lists);
   if (lists.empty()) return;
   const OptionValues& options = *lists[0].options;
   const auto tuned = options.get<int64_t>("tune_steps");
@@ -151,23 +155,26 @@ void MCLMCImpl::prepare_all(std::vector<TensorLists>& lists) {
   }
   const int64_t chains = options.chains().value_or(1);
   int64_t numel = 0;
-  Tensors all;
   for (const TensorLists& each : lists) {
     for (const at::Tensor& param : each.params) numel += param.numel();
+  }
+  if (numel / chains < 2) {
+    Raise(
+        "MCLMC got a gradient of 1 element (must be at least 2: the direction "
+        "is a unit vector, and d - 1 divides)");
+  }
+  SamplerImpl::prepare_all(lists);
+  Tensors all;
+  for (const TensorLists& each : lists) {
     all.push_back(SumsOf(each, chains));
     all.back() = all.back().to(all[0].device());
   }
   const at::Tensor sums = at::cat(all);
   dimension_ = numel / chains;
-  if (dimension_ < 2) {
-    Raise(
-        "MCLMC got a gradient of 1 element (must be at least 2: the direction "
-        "is a unit vector, and d - 1 divides)");
-  }
   check_target(lists);
   if (!energy_.defined() || energy_.size(0) != chains) {
     energy_ = at::zeros({chains, kEnergyNumbers}, sums.options());
-    energy_.select(1, 0).fill_(std::numeric_limits<double>::quiet_NaN());
+    forget_move();
   }
   energy_ = energy_.to(sums.device());
   at::Tensor turn;

@@ -208,6 +208,8 @@ class SamplerImpl {
   virtual bool is_check_deferred(const std::vector<TensorLists>& lists) const;
   // Called when parameters or their state may have been replaced.
   virtual void parameters_changed() {}
+  // Called when a group's prior means are given anew.
+  virtual void means_changed() {}
 
   // ---- The parts of a step --------------------------------------------------
 

@@ -441,13 +441,15 @@ void SamplerImpl::read_group(const StateDict& saved, size_t index,
   progress.read(saved);
   const int64_t steps = CountAt(saved, "step");
   const int64_t skipped = CountAt(saved, "num_skipped");
+  own.records = ReadRecords(saved, options, op_);
+  GroupRecords next_records = own.records;
+  options.estimate_scale = FollowEstimate(next_records, options);
   check(options);
   check_progress(progress, options);
   for (const at::Tensor& param : params) {
     CheckParameter(name(), param, options.chains());
   }
   own.set_counters(steps, skipped, options.is_capturable(), params);
-  own.records = ReadRecords(saved, options, op_);
   if (index > 0) return;
   chain.next_offset = next;
   chain.seed = key;

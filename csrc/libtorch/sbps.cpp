@@ -75,6 +75,10 @@ class SBPSImpl : public SamplerImpl {
   std::vector<std::string> nonfinite_choices() const override {
     return {"raise", "skip"};
   }
+  // As in Python: what was observed belongs to another target.
+  void means_changed() override {
+    progress_.put("observed_target", std::vector<double>());
+  }
   void parameters_changed() override { trajectory_ = nullptr; }
 
  private:

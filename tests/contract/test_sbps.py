@@ -240,10 +240,12 @@ SBPS.step() needs a closure, which returns the losses of the examples:
         ("decay", 1.0, "must be in [0, 1)"),
         ("eps", 0, "must be finite and > 0"),
         ("sample_interval", 0.0, "must be finite and > 0"),
+        ("nonfinite", "ignore", "must be 'raise' or 'skip'"),
     ],
 )
 def test_hyperparameters_out_of_range(name, value, wanted):
-    message = f"Invalid {name}: {value} ({wanted})"
+    shown = repr(value) if isinstance(value, str) else value
+    message = f"Invalid {name}: {shown} ({wanted})"
     with refused(ValueError, message):
         make(two(), **{name: value})
     sampler = make(two())

@@ -45,6 +45,22 @@ torch::optim::Optimizer::LossClosure Which(
   };
 }
 
+TEST(EWSG, RefusesOtherWaysWithNonfiniteGradientsOfItsGroups) {
+  const auto params = Params();
+  EWSG sampler({ParamGroup({params[0]}), ParamGroup({params[1]})},
+               EWSGOptions(0.1).num_data(50).seed(7));
+  sampler.options(1).nonfinite("skip");
+  bool is_called = false;
+  const auto closure = [&] {
+    is_called = true;
+    return torch::zeros({});
+  };
+  EXPECT_EQ(MessageOf<std::invalid_argument>([&] { sampler.step(closure); }),
+            "Invalid nonfinite in the param groups: ['raise', 'skip'] (must be "
+            "equal: a step is skipped as a whole)");
+  EXPECT_FALSE(is_called);
+}
+
 TEST(EWSG, RefusesMinibatchesThatAreAlwaysTheSame) {
   const std::string message =
       "EWSG got the gradient of the minibatch before from 100 calls of the "

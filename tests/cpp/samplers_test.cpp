@@ -2,6 +2,8 @@
 #include <torch/torch.h>
 #include <torch_sgmcmc/torch_sgmcmc.h>
 
+#include <cmath>
+
 #include "host/settings.h"
 #include "same_values.h"
 #include "testing.h"
@@ -43,6 +45,26 @@ TEST(SGHMC, AnEstimateBelongsToTheSettingsThatItWasGivenWith) {
   EXPECT_EQ(record, (std::vector<double>{0.2, 0.1, 1, 10}));
 }
 
+TEST(SGHMC, LoadsAnEstimateThatWasRescaled) {
+  // 0.2 exceeds the friction of the last settings, 0.1 of it does not.
+  const auto options =
+      SGHMCOptions(0.1).momentum(0.5).noise_estimate(0.2).num_data(10).seed(1);
+  const std::vector<at::Tensor> params = Parameters();
+  SGHMC one(params, options);
+  one.options().lr(0.01).momentum(0.9);
+  one.step();
+  const std::vector<at::Tensor> others = Parameters();
+  for (size_t i = 0; i < params.size(); ++i) {
+    others[i].detach().copy_(params[i]);
+  }
+  SGHMC other(others, options);
+  other.load_state_dict(one.state_dict());
+  one.step();
+  other.step();
+  EXPECT_TRUE(torch::equal(torch::cat(params), torch::cat(others)));
+  EXPECT_TRUE(SameValues(other.state_dict(), one.state_dict()));
+}
+
 TEST(GammaPrecision, RefusesAStateDictOfSomeGroups) {
   SGLD sampler(Parameters(), SGLDOptions(0.1).num_data(10).seed(1));
   GammaPrecision precision(sampler);
@@ -75,6 +97,44 @@ TEST(MCLMC, EnergyErrorsForgetAMoveInWhichThePosteriorChanges) {
   EXPECT_LT(error(), first);
   sampler.options().temperature(2.0);
   EXPECT_LT(error(), first);
+}
+
+TEST(MCLMC, EnergyErrorsForgetAMoveInWhichPriorMeansChange) {
+  const at::Tensor p = torch::zeros({2000}).set_requires_grad(true);
+  p.mutable_grad() = torch::zeros_like(p);
+  const auto options = MCLMCOptions(0.1).num_data(1).prior_precision(1).seed(1);
+  MCLMC sampler({p}, MCLMCOptions(options).prior_mean({torch::zeros({2000})}));
+  const auto error = [&] {
+    for (int i = 0; i < 40; ++i) sampler.step();
+    return sampler.energy_error();
+  };
+  const double first = error();
+  sampler.options().prior_mean({torch::full({2000}, 3.0)});
+  EXPECT_LT(error(), 2 * first);
+}
+
+TEST(MCLMC, AFailedStepChangesNothing) {
+  const at::Tensor few = torch::zeros({1}).set_requires_grad(true);
+  const at::Tensor many = torch::zeros({9}).set_requires_grad(true);
+  MCLMC sampler({few, many}, MCLMCOptions(0.1).num_data(10).seed(1));
+  const auto expect_nothing = [&] {
+    few.mutable_grad() = torch::ones_like(few);
+    many.mutable_grad() = at::Tensor();
+    const double error = sampler.energy_error();
+    const c10::IValue state = c10::IValue(sampler.state_dict()).deepcopy();
+    EXPECT_NE(MessageOf([&] { sampler.step(); }), "");
+    EXPECT_TRUE(SameValues(sampler.state_dict(), state));
+    EXPECT_TRUE(sampler.energy_error() == error || std::isnan(error));
+  };
+  expect_nothing();
+  for (int i = 0; i < 5; ++i) {
+    for (const at::Tensor& p : {few, many}) {
+      p.mutable_grad() = torch::ones_like(p);
+    }
+    sampler.step();
+  }
+  ASSERT_FALSE(std::isnan(sampler.energy_error()));
+  expect_nothing();
 }
 
 TEST(MCLMC, StepsOnlyWithEqualSettingsOfAllGroups) {
@@ -198,6 +258,23 @@ TEST(SBPS, RefusesLossesThatItCannotUseAndMovesNothing) {
             "SBPS got complex losses from the closure (must be real numbers)");
   sampler.step(draws);
   EXPECT_FALSE(torch::equal(param, place));
+}
+
+TEST(SBPS, ForgetsWhatItObservedWithOtherPriorMeans) {
+  const at::Tensor param = Parameter({3});
+  SBPS sampler({param}, Bouncing().prior_mean({torch::zeros({3})}));
+  Minibatches draws{param};
+  for (int i = 0; i < 7; ++i) sampler.step(draws);
+  const auto is_known = [&] {
+    const StateDict state = sampler.state_dict();
+    const StateDict group(state.at("param_groups").toListRef()[0]);
+    return !group.at("observed_target").toListRef().empty();
+  };
+  EXPECT_TRUE(is_known());
+  sampler.options().prior_mean({torch::full({3}, 0.5)});
+  EXPECT_FALSE(is_known());
+  sampler.step(draws);
+  EXPECT_TRUE(is_known());
 }
 
 // Options that nobody set say what the table of hyperparameters does.

@@ -268,6 +268,14 @@ def test_energy_errors_after_changes():
         assert error() < 2 * first, key
         count += 40 - (key != "lr")  # a move within a change does not count
         assert float(record_of(sampler)[0, 1]) == count
+    for change in (
+        lambda state: state.update(prior_mean=torch.full_like(p, 0.2)),
+        lambda state: state["prior_mean"].fill_(0.3),
+    ):
+        change(sampler.state[p])
+        assert error() < 2 * first
+        count += 39
+        assert float(record_of(sampler)[0, 1]) == count
     prior = {key: changes[key] for key in ("prior_precision", "prior_mean")}
     sampler.add_param_group({"params": [other], **prior})
     # A new direction is not in equilibrium: 8,000 new elements begin alike.

@@ -32,8 +32,13 @@ from torch_sgmcmc.core import (
     parameters,
     steps,
 )
-from torch_sgmcmc.core.context import MissingGrads, StepContext, context_of, kind_of
-from torch_sgmcmc.core.distributed import holds_seed
+from torch_sgmcmc.core.context import (
+    MissingGrads,
+    StepContext,
+    context_of,
+    kind_of,
+    nonfinite_policy,
+)
 from torch_sgmcmc.core.hooks import Hooks
 from torch_sgmcmc.core.random_state import RandomState
 from torch_sgmcmc.core.state import (
@@ -236,7 +241,7 @@ class Sampler(Hooks):
         new.complete()
         self._parameters_changed()
         groups.show_values(context_of(self))
-        record_estimate(context_of(self))
+        record_estimate(context_of(self), self.param_groups[-1:])
         if self._is_complete:
             groups.fill_state_early(self)
 
@@ -464,7 +469,7 @@ class Sampler(Hooks):
         """Returns the step's plan (the cached one if valid) and its gradients."""
         # After any error the next step builds a plan.
         plan, context.plan = context.plan, None
-        if plan is not None and holds_seed(context):
+        if plan is not None and distributed.holds_seed(context):
             if context.is_settled or distributed.world_size() == 1:
                 grads = plan.gradients()
                 if grads is not None:
@@ -524,6 +529,7 @@ class SharedSettings(Sampler):
     def _begin_step(self) -> None:
         super()._begin_step()
         context = context_of(self)
+        nonfinite_policy(context)
         context.clear_blank_state()
         context.link_step()
         context.keep_created()

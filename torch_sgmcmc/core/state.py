@@ -279,12 +279,17 @@ def _refuse_capture(context: StepContext, group: Mapping[str, Any]) -> None:
         )
 
 
-def record_estimate(context: StepContext, *, can_fail: bool = False) -> None:
-    """Records the lr, T and N of new noise estimates.
+def record_estimate(
+    context: StepContext,
+    groups: Iterable[dict[str, Any]] | None = None,
+    *,
+    can_fail: bool = False,
+) -> None:
+    """Records the lr, T and N of new noise estimates, of these groups or of all.
 
     A failed step undoes it, if it ``can_fail``.
     """
-    for group in context.groups:
+    for group in context.groups if groups is None else groups:
         if ESTIMATE_SETTINGS not in group:
             continue
         given, known = group["noise_estimate"], group[ESTIMATE_SETTINGS]
@@ -375,6 +380,14 @@ def copies(means: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
                 f"Invalid prior_mean: number {i} has elements that are not finite"
             )
     return result
+
+
+def mean_marks(means: Iterable[Tensor | None]) -> list[Any]:
+    """Returns what changes if a prior mean is replaced or written to."""
+    return [
+        None if mean is None else (id(mean), mean.is_inference() or mean._version)
+        for mean in means
+    ]
 
 
 def means_of(state: Mapping[Any, Any], params: Sequence[Tensor]) -> list[Tensor] | None:

@@ -25,7 +25,9 @@ from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import Motion, SamplerSpec, Traits
 from torch_sgmcmc.core.state import (
     PRECONDITIONER,
+    PRIOR_MEAN,
     check_not_capturing,
+    mean_marks,
     preconditioners_of,
     prior_of,
     start_masters,
@@ -253,7 +255,7 @@ class MCLMC(Sampler):
 
     def _note_changes(self) -> None:
         context, tuning = context_of(self), self.param_groups[0]["tuning"]
-        if tuning and self._scratch.is_changed(self._dimension(), context.groups):
+        if tuning and self._scratch.is_changed(self._dimension(), context):
             # A resumed chain does not know the former target.
             unknown = Tuning.without_errors(tuning)
             context.rng.set_progress(self.param_groups, tuning=unknown)
@@ -264,7 +266,7 @@ class MCLMC(Sampler):
     def _record(self) -> Tensor:
         context = context_of(self)
         sizes = [context.numel(p) for p in context.params if p.requires_grad]
-        self._scratch.check_target(sum(sizes), context.groups)
+        self._scratch.check_target(sum(sizes), context)
         chains = context.num_chains or 1
         return self._scratch.energy_on(torch.device("cpu"), chains, [])
 
@@ -367,7 +369,7 @@ class MCLMC(Sampler):
             )
         total = torch.cat([each.to(sums[0].device) for each in sums])
         dimension = sum(context.numel(p) for lists in work for p in lists.params)
-        is_same = scratch.check_target(dimension, context.groups)
+        is_same = scratch.check_target(dimension, context)
         carried = Tuning.carried(first["tuning"]) if is_same else []
         turn, energy = mclmc_turn(
             total,
@@ -405,8 +407,10 @@ def _step_size(group: dict[str, Any], dimension: int) -> float:
     return math.sqrt(variance * dimension)
 
 
-def _target_of(dimension: int, groups: list[dict[str, Any]]) -> list[Any]:
-    return [dimension, [[group[name] for name in _TARGET] for group in groups]]
+def _target_of(dimension: int, context: StepContext) -> list[Any]:
+    settings = [[group[name] for name in _TARGET] for group in context.groups]
+    means = (context.state.get(p, {}).get(PRIOR_MEAN) for p in context.params)
+    return [dimension, settings, mean_marks(means)]
 
 
 class _Scratch:
@@ -450,22 +454,22 @@ class _Scratch:
             self.energy = self.energy.to(device)
         return self.energy
 
-    def check_target(self, dimension: int, groups: list[dict[str, Any]]) -> bool:
+    def check_target(self, dimension: int, context: StepContext) -> bool:
         """Forgets the energy of a move that began with another target.
 
         Returns whether the known target is the same. Sums of squares are
         scaled to a new dimension, so that their mean per dimension stays.
         """
-        is_same = not self.is_changed(dimension, groups)
+        is_same = not self.is_changed(dimension, context)
         if not is_same and self.energy is not None:
             self.energy[:, 0] = math.nan
             self.energy[:, 3] *= dimension / self._target[0]
-        self.dimension, self._target = dimension, _target_of(dimension, groups)
+        self.dimension, self._target = dimension, _target_of(dimension, context)
         return is_same
 
-    def is_changed(self, dimension: int, groups: list[dict[str, Any]]) -> bool:
+    def is_changed(self, dimension: int, context: StepContext) -> bool:
         """Returns whether the target is another than a step's."""
-        return self._target not in ([], _target_of(dimension, groups))
+        return self._target not in ([], _target_of(dimension, context))
 
     def keep(self, energy: Tensor) -> None:
         """Keeps the record of a step, unless a device has skipped it."""

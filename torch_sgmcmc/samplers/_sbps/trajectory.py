@@ -18,7 +18,13 @@ from torch_sgmcmc.core import ops
 from torch_sgmcmc.core.context import StepContext, state_dtype
 from torch_sgmcmc.core.finite_check import nonfinite_error
 from torch_sgmcmc.core.parameters import check_cuda
-from torch_sgmcmc.core.state import PRECONDITIONER, PRIOR_MEAN, check_means, given
+from torch_sgmcmc.core.state import (
+    PRECONDITIONER,
+    PRIOR_MEAN,
+    check_means,
+    given,
+    mean_marks,
+)
 
 # Id of a tensor; version and address if it moves.
 _Mark = tuple[int, int, int] | tuple[int]
@@ -90,11 +96,9 @@ class Trajectory:
         self._prior = self._prior_of(line_sums) if line_sums else None
         self._marks: list[_Mark] = []
         self._marked = math.nan
-        self._means = [
-            None if mean is None else (id(mean), mean._version)
-            for part in parts
-            for mean in (part.prior_means or part.no_means)
-        ]
+        self._means = mean_marks(
+            mean for part in parts for mean in (part.prior_means or part.no_means)
+        )
 
     @staticmethod
     def moving(context: StepContext) -> list[_Part]:
@@ -223,9 +227,8 @@ class Trajectory:
 
     def has_means_of(self, state: Mapping[Any, Any]) -> bool:
         """Returns whether tensors of prior means are the sampler's, and unchanged."""
-        now = [state.get(p, {}).get(PRIOR_MEAN) for p in self.params]
-        marks = [None if mean is None else (id(mean), mean._version) for mean in now]
-        return marks == self._means
+        now = mean_marks(state.get(p, {}).get(PRIOR_MEAN) for p in self.params)
+        return now == self._means
 
     def _places(self, time: float, like: str = "origin") -> list[list[Tensor]]:
         """Returns positions of a time, in the dtypes of a part's tensors."""
