@@ -4,6 +4,7 @@ import math
 import re
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -353,9 +354,12 @@ def test_out_of_bounds():
     assert not few.has_unreliable_sign(-3.1)
     assert not perturbed.has_unreliable_sign(-3.1)
 
+    density = target.SubsampledTarget(None, None, None, 1.0, signed, max_variance=5.0)
+
     def rejected(variance, mean, present):
-        limits = {"present_variance": present, "max_variance": 5.0}
-        return signed.is_out_of_bounds(variance, mean, **limits)
+        estimates = [(0.0, variance, mean, 1.0, 0.0), (0.0, present, 0.0, 1.0, 0.0)]
+        points = [SimpleNamespace(estimate=target.Estimate(*e)) for e in estimates]
+        return density.is_out_of_bounds(*points)
 
     assert rejected(5.1, 0.0, 1.0)
     assert not rejected(5.0, 0.0, 1.0)

@@ -116,9 +116,9 @@ class NewGroup:
         group.update(self.shared)
         try:
             for p in group["params"]:
-                check_parameter(sampler, p)
+                parameters.check_parameter(context, p)
             if sampler._is_complete:  # else once for all groups
-                check_memory(context)
+                parameters.check_memory(context)
             if self.means is not None:
                 if self.means is sampler._first_means and place > 0:
                     raise ValueError(
@@ -134,18 +134,6 @@ class NewGroup:
         context.rng.add_group([*map(context.numel, group["params"])])
         context.is_settled = False
         find_placement(context)
-
-
-def check_parameter(sampler: Hooks, p: Tensor) -> None:
-    """Raises if a parameter cannot be sampled."""
-    context = context_of(sampler)
-    parameters.check_parameter(context.name, p, context.spec.takes_shards)
-    parameters.check_chains(p, context.groups[0].get("num_chains"))
-
-
-def check_memory(context: StepContext) -> None:
-    """Raises if parameters share memory."""
-    parameters.check_memory(group["params"] for group in context.groups)
 
 
 def find_placement(context: StepContext) -> None:

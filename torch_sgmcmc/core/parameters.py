@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from operator import is_, methodcaller
@@ -31,11 +31,11 @@ from torch_sgmcmc.core.state import check_means
 from torch_sgmcmc.core.utils import DTYPES
 
 
-def check_parameter(sampler: str, p: Tensor, takes_shards: bool = True) -> None:
+def check_parameter(context: StepContext, p: Tensor) -> None:
     """Raises if a sampler cannot sample a parameter."""
-    cannot = f"Invalid parameter: {sampler} cannot sample"
+    whole, cannot = p, f"Invalid parameter: {context.name} cannot sample"
     if dtensor.is_dtensor(p):
-        if not takes_shards:
+        if not context.spec.takes_shards:
             raise ValueError(
                 f"{cannot} a DTensor (it decides by all parameters together: use a "
                 "sampler that does not, such as SGHMC)"
@@ -66,6 +66,7 @@ def check_parameter(sampler: str, p: Tensor, takes_shards: bool = True) -> None:
             f"{cannot} an expanded parameter (several elements share memory): shape "
             f"{list(p.shape)}, strides {list(p.stride())}"
         )
+    check_chains(whole, context.groups[0].get("num_chains"))
 
 
 def check_chains(p: Tensor, num_chains: int | None) -> None:
@@ -81,11 +82,11 @@ def check_chains(p: Tensor, num_chains: int | None) -> None:
         )
 
 
-def check_memory(groups: Iterable[Iterable[Tensor]]) -> None:
+def check_memory(context: StepContext) -> None:
     """Raises if parameters, each without repetitions, overlap each other."""
     places, memories = [], []
-    for i, params in enumerate(groups):
-        for j, p in enumerate(dtensor.locals_of(params)):
+    for i, group in enumerate(context.groups):
+        for j, p in enumerate(dtensor.locals_of(group["params"])):
             if p.numel() > 0 and not isinstance(p, FakeTensor):
                 places.append((i, j))
                 memories.append(_memory_of(p))
@@ -146,7 +147,7 @@ def check_fits(context: StepContext, work: list[TensorLists]) -> None:
 
 def _check_parameter(context: StepContext, p: Tensor) -> None:
     try:
-        check_parameter(context.name, p)
+        check_parameter(context, p)
     except ValueError as error:  # it was valid before
         raise RuntimeError(str(error)) from error
 
@@ -214,15 +215,13 @@ def check_sizes(context: StepContext) -> None:
             raise unlike_sizes(context, group)
 
 
-def reassign_noise_offsets(
-    context: StepContext, check: Callable[[Tensor], None]
-) -> bool:
+def reassign_noise_offsets(context: StepContext) -> bool:
     """Reassigns offsets; returns whether one has changed. See :class:`Sampler`."""
     params = context.params
     if len({id(p) for p in params}) < len(params):
         raise ValueError("Invalid parameters: one is listed twice")
     for p in params:
-        check(p)
+        check_parameter(context, p)
         for key, value in context.state.get(p, {}).items():
             if isinstance(value, Tensor) and key != STEP and value.shape != p.shape:
                 raise ValueError(
@@ -230,7 +229,7 @@ def reassign_noise_offsets(
                     f"parameter of shape {list(p.shape)} (put one of its shape into "
                     f"state[p][{key!r}], or delete it to restart it)"
                 )
-    check_memory(group["params"] for group in context.groups)
+    check_memory(context)
     for group in context.groups:
         check_means(context.state, group["params"])
     sizes = [[context.numel(p) for p in group["params"]] for group in context.groups]

@@ -176,7 +176,7 @@ class Sampler(Hooks):
         else:  # later groups give their own
             self._first_means = []
         context = context_of(self)
-        groups.check_memory(context)
+        parameters.check_memory(context)
         self._check_ranks()
         context.seed_is_drawn = seed is None
         distributed.settle(context)
@@ -267,8 +267,7 @@ class Sampler(Hooks):
         context = context_of(self)
         context.refuse_monitor("parameters")
         context.rng.check(context.name, context.groups)
-        check = partial(groups.check_parameter, self)
-        if parameters.reassign_noise_offsets(context, check):
+        if parameters.reassign_noise_offsets(context):
             groups.find_placement(context)
             self._parameters_changed()
             groups.show_values(context)

@@ -44,21 +44,6 @@ class Estimator(NamedTuple):
         """Returns True if the mean is below the bound of a signed estimate."""
         return self.num_factors >= LEAST_FACTORS and mean < self.lower_bound
 
-    def is_out_of_bounds(
-        self,
-        variance: float,
-        mean: float,
-        *,
-        present_variance: float,
-        max_variance: float,
-    ) -> bool:
-        """Returns True for an unreliable sign, or too large a variance that grew.
-
-        The same rule holds for u and θ, so that the target is the density elsewhere.
-        """
-        highest = max(max_variance, present_variance)
-        return variance > highest or self.has_unreliable_sign(mean)
-
 
 @dataclass
 class Point:
@@ -180,13 +165,14 @@ class SubsampledTarget:
         self.anchor.check_near(total, theta, self.prior, self.temperature)
 
     def is_out_of_bounds(self, point: Point, present: Point) -> bool:
-        """Returns True if a proposal is rejected by its estimate alone."""
-        return self.estimator.is_out_of_bounds(
-            point.estimate.variance,
-            point.estimate.mean,
-            present_variance=present.estimate.variance,
-            max_variance=self.max_variance,
-        )
+        """Returns True if a proposal is rejected by its estimate alone.
+
+        That is for an unreliable sign, or too large a variance that grew. The same rule
+        holds for u and θ, so that the target is the density elsewhere.
+        """
+        highest = max(self.max_variance, present.estimate.variance)
+        is_unreliable = self.estimator.has_unreliable_sign(point.estimate.mean)
+        return point.estimate.variance > highest or is_unreliable
 
 
 @dataclass(frozen=True)
