@@ -289,14 +289,9 @@ def kept_generators(seed: int | None = None) -> Iterator[None]:
 def samplers_of(loader: Any) -> list[Any]:
     """Returns a loader's samplers of rows and of batches, and one inside the latter."""
     batches = getattr(loader, "batch_sampler", None)
-    given = (
-        getattr(loader, "sampler", None),
-        batches,
-        getattr(batches, "sampler", None),
-    )
-    return [
-        *{id(sampler): sampler for sampler in given if sampler is not None}.values()
-    ]
+    rows = (getattr(each, "sampler", None) for each in (loader, batches))
+    given = {id(each): each for each in (*rows, batches) if each is not None}
+    return [*given.values()]
 
 
 class Minibatches:

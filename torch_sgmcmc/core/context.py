@@ -24,6 +24,10 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+)
 
 from torch_sgmcmc.core.hyperparams import check_choice, warn
 from torch_sgmcmc.core.ops import count_nonfinite
@@ -445,6 +449,12 @@ def context_of(sampler: Optimizer) -> StepContext:
     if context.process_group is not own.process_group:
         context.process_group = own.process_group
     return context
+
+
+def has_hooks(sampler: Optimizer) -> bool:
+    """Returns whether hooks are called before or after the steps."""
+    own = sampler._optimizer_step_pre_hooks or sampler._optimizer_step_post_hooks
+    return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)
 
 
 def kind_of(sampler: Optimizer | type) -> str:

@@ -19,10 +19,6 @@ from torch import Tensor
 from torch.autograd import _profiler_enabled
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    _global_optimizer_post_hooks,
-    _global_optimizer_pre_hooks,
-)
 
 from torch_sgmcmc.core import (
     distributed,
@@ -36,6 +32,7 @@ from torch_sgmcmc.core.context import (
     MissingGrads,
     StepContext,
     context_of,
+    has_hooks,
     kind_of,
     nonfinite_policy,
 )
@@ -361,16 +358,8 @@ class Sampler(Hooks):
         """
         observed = Optimizer.profile_hook_step(func)
 
-        def is_hooked(self: Sampler) -> bool:
-            return bool(
-                self._optimizer_step_pre_hooks
-                or self._optimizer_step_post_hooks
-                or _global_optimizer_pre_hooks
-                or _global_optimizer_post_hooks
-            )
-
         def traced(self: Sampler, *args: Any, **kwargs: Any) -> Any:
-            if is_hooked(self):
+            if has_hooks(self):
                 return observed(self, *args, **kwargs)
             context = self._context
             is_whole = not context.placement.is_sharded
@@ -384,7 +373,7 @@ class Sampler(Hooks):
         def wrapper(self: Sampler, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return traced(self, *args, **kwargs)
-            if is_hooked(self) or _profiler_enabled():
+            if has_hooks(self) or _profiler_enabled():
                 return observed(self, *args, **kwargs)
             return func(self, *args, **kwargs)
 

@@ -7,10 +7,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    _global_optimizer_post_hooks,
-    _global_optimizer_pre_hooks,
-)
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.context import (
@@ -383,9 +379,3 @@ def kept_record_of(sampler: Optimizer) -> Tensor | None:
 def keep_record(sampler: Optimizer, record: Tensor | None) -> None:
     """Continues a record; None begins a new one."""
     _sampler(sampler)._keep_record(record)
-
-
-def has_hooks(sampler: Optimizer) -> bool:
-    """Returns whether hooks are called before or after the steps."""
-    own = sampler._optimizer_step_pre_hooks or sampler._optimizer_step_post_hooks
-    return bool(own or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)

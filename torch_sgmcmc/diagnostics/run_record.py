@@ -186,11 +186,12 @@ class RunRecorder:
 
 def _settings(group: Mapping[str, Any]) -> dict[str, float]:
     values = {name: group.get(name) for name in _SETTINGS}
-    numbers = {k: v for k, v in values.items() if isinstance(v, int | float | Tensor)}
-    is_one = {
-        k: not isinstance(v, Tensor) or v.numel() == 1 for k, v in numbers.items()
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float)
+        or (isinstance(value, Tensor) and value.numel() == 1)
     }
-    return {k: float(v) for k, v in numbers.items() if is_one[k]}
 
 
 def read_run_record(draw: Draw) -> RunRecord | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 from torch.fx import GraphModule
 
-from torch_sgmcmc.core.context import context_of, name_of
+from torch_sgmcmc.core.context import context_of, has_hooks, name_of
 from torch_sgmcmc.core.hyperparams import check_integer, rests
 from torch_sgmcmc.core.ops import noise_steps_
 from torch_sgmcmc.core.random_state import STEP
@@ -22,7 +22,6 @@ from torch_sgmcmc.core.steps import (
     Snapshot,
     begin_step,
     check_groups_of,
-    has_hooks,
     is_adapting,
     numbers_of,
     record_of,
