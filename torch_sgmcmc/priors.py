@@ -186,7 +186,6 @@ def _warn_of_sizes(layers: list[_Layer]) -> None:
                 f"The size of weights by {other[0]} in {name!r} is not known to "
                 "prior_groups: the layer's outputs may have another variance than 2. "
                 "Compare outputs after draw_from_prior(), and set the prior_precision",
-                UserWarning,
                 stacklevel=3,
             )
 
@@ -257,7 +256,6 @@ def _mean_squares(
             f"No inputs of the layers {', '.join(map(repr, unseen))} were seen (they "
             "are not called as modules, or not with a tensor that is finite and not "
             "0): mean squares of 1 are taken. Set the prior_precision of their groups",
-            UserWarning,
             stacklevel=4,
         )
     return {name: math.fsum(found) / len(found) for name, found in squares.items()}

@@ -113,7 +113,6 @@ def _warn_of_probabilities(outputs: Tensor, dim: int) -> None:
         warnings.warn(
             "The outputs are probabilities already, and link='softmax' would flatten "
             "them: return logits, as by forward=lambda model, x: model(x).log()",
-            UserWarning,
             stacklevel=2,
         )
 

@@ -288,7 +288,6 @@ class Replacements:
                 f"model, and {len(others)} of its other parameters, {others[0]!r} "
                 "among them, are not those that the draws were made with: load these "
                 "into the model, in their dtype",
-                UserWarning,
                 stacklevel=2,
             )
 
@@ -496,7 +495,6 @@ class BatchNorm:
                 f"statistics ({missing!r}): the model's own are used, which belong to "
                 "other parameters. Keep buffers with the draws, or give "
                 "refresh_batch_norm=loader",
-                UserWarning,
                 stacklevel=2,
             )
         return tensors

@@ -482,14 +482,12 @@ def _check_repeats(predictive: Predictive, draw: Any, before: Tensor) -> None:
             "keeps something from call to call, or draws random numbers in eval() "
             "mode, so the predictions do not belong to the draws. Make the model's "
             "outputs a function of its parameters and buffers",
-            UserWarning,
             stacklevel=3,
         )
     elif predictive.is_constant:
         warnings.warn(
             f"All {predictive.num_draws} draws give the same outputs: the draws are "
             "the same, or the model does not use the tensors that they have",
-            UserWarning,
             stacklevel=3,
         )
 
@@ -506,7 +504,6 @@ def _check_memory(draws: Iterable[Any]) -> None:
             "All draws share storage, as with draws.append(model.state_dict()), so all "
             "equal the last one. Copy them, {name: t.clone() for name, t in "
             "model.state_dict().items()}",
-            UserWarning,
             stacklevel=3,
         )
 
