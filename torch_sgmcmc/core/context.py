@@ -222,25 +222,19 @@ class StepContext:
 
     Lightning's wrapper of an optimizer shares it: the wrapper reads the optimizer's
     attributes, but keeps attributes that are set on it.
-
-    Args:
-        name: the name of the sampler's class.
-        keys: the keys of a param group.
-        rng: the owner of seed, counters and noise offsets.
-        spec: the :class:`SamplerSpec`.
     """
 
     def __init__(
         self, name: str, keys: frozenset[str], rng: RandomState, spec: Any
     ) -> None:
-        self.name = name
+        self.name = name  # of the sampler's class
         #: The optimizer's present objects.
         self.groups: list[dict[str, Any]] = []
         self.state: dict[Any, Any] = {}
         self.process_group: ProcessGroup | None = None
-        self.keys = keys
+        self.keys = keys  # of a param group
         self.rng = rng
-        self.spec = spec
+        self.spec = spec  # a SamplerSpec
         #: Placement of the parameters: whole, or with DTensors among them.
         self.placement = Replicated()
         #: The TemperatureMonitor of the sampler.

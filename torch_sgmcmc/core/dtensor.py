@@ -220,10 +220,8 @@ def same_shards(p: Any, tensor: Any) -> bool:
 def like(p: Any, tensor: Tensor, what: str) -> Tensor:
     """Returns a tensor of the parameter's shape, sharded as the parameter is.
 
-    A whole tensor must be the same on all ranks; nothing is communicated.
-
-    Raises:
-        ValueError: the tensor is sharded in another way.
+    A whole tensor must be the same on all ranks; nothing is communicated. Raises a
+    ValueError for a tensor that is sharded in another way.
     """
     if same_shards(p, tensor):
         return tensor

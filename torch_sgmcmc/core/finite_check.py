@@ -42,11 +42,8 @@ class SkipStep(Exception):
 class DeferredFiniteCheck:
     """The result of a device's finite check, which the host reads later.
 
-    Args:
-        context: the step context.
-        params: the parameters.
-        counts: a row for each gradient.
-        gate: the updates' step, negative if a value is not finite.
+    ``counts`` has a row for each gradient; ``gate`` is the updates' step, negative if a
+    value is not finite.
     """
 
     def __init__(
@@ -113,15 +110,9 @@ def check_finite(
 ) -> None:
     """Raises if a tensor is not finite, unless ``nonfinite`` is "ignore".
 
-    Args:
-        context: the step context.
-        work: the lists to update.
-        tensors: for each of them, a tensor for each parameter. None: the gradients.
-        what: the name of such a tensor.
-
-    Raises:
-        RuntimeError: a tensor is not finite, and ``nonfinite`` is "raise".
-        SkipStep: a tensor is not finite, and ``nonfinite`` is "skip".
+    For each of the lists to update, ``tensors`` has one called ``what`` for each
+    parameter; None are the gradients. With "raise" the error is a RuntimeError, with
+    "skip" a SkipStep.
     """
     if nonfinite_policy(context) == "ignore" or not work:
         return

@@ -62,14 +62,9 @@ def _mean(context: StepContext, group: dict[str, Any]) -> str:
 
 
 class NewGroup:
-    """A param group that is being added.
+    """A user's param group that is being added, and must fit the former ones.
 
-    Args:
-        sampler: the sampler, whose former groups it must fit.
-        given: the user's group.
-
-    Raises:
-        ValueError: a hyperparameter is unknown or out of range.
+    Raises a ValueError if a hyperparameter is unknown or out of range.
     """
 
     def __init__(self, sampler: Hooks, given: dict[str, Any]) -> None:

@@ -146,8 +146,7 @@ class Hooks(Optimizer):
     def _prepare(self, context: StepContext, work: TensorLists) -> Any:
         """Initialises state and makes checks that need it, before any update.
 
-        Returns:
-            The state lists that the operator takes, in its row's order.
+        Returns the state lists that the operator takes, in its row's order.
         """
         lists = self._operator_of(work.group).prepare(context, work)
         if self._is_preconditioned(work.group):

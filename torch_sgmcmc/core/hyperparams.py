@@ -266,14 +266,7 @@ MEANINGFUL_KEYS = ("weight_decay", "maximize", "differentiable")
 def check_keys(
     sampler: str, settable: Collection[str], group: Mapping[str, Any], num_data: float
 ) -> None:
-    """Raises if a new group has a key that would be ignored.
-
-    Args:
-        sampler: the name of the sampler's class.
-        settable: the sampler's hyperparameters.
-        group: the given group.
-        num_data: the group's num_data.
-    """
+    """Raises if a new group has a key that is not settable and would be ignored."""
     check_meaningful(sampler, settable, group, num_data)
     for key in group:
         if key not in settable and key not in FOREIGN_KEYS:

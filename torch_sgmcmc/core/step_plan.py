@@ -146,13 +146,10 @@ class _Call(NamedTuple):
 
 
 class StepPlan:
-    """The arguments of a step's operator calls.
+    """The arguments of a step's operator calls, for updates in the groups' order.
 
-    Args:
-        context: the step context.
-        updates: the updates, in the order of the groups.
-        checks: whether the operator checks gradients.
-        waits: whether the host always waits for a device's check.
+    ``checks``: the operator checks gradients. ``waits``: the host always waits for a
+    device's check.
     """
 
     def __init__(
@@ -205,12 +202,7 @@ class StepPlan:
     def pack(
         self, instead: Sequence[Mapping[str, Any]], changes: list[Rescaling]
     ) -> None:
-        """Packs the groups' numbers, with replacements.
-
-        Args:
-            instead: replacements for each update, in the order of :attr:`work`.
-            changes: the step's rescalings.
-        """
+        """Packs the groups' numbers, with replacements in the order of :attr:`work`."""
         factors = {id(each.group): each.factors for each in changes}
         rows = [
             operator.numbers(work.group, other, factors.get(id(work.group)))
@@ -316,12 +308,8 @@ class StepPlan:
     ) -> int:
         """Decides on EWSG's last proposal, and steps with the chosen gradients.
 
-        Args:
-            grads: the current minibatch's gradients.
-            proposals: the proposed minibatch's gradients.
-            ratio: the operator that compares them.
-            numbers: returns replacements of a group's numbers for ``ratio``.
-            proposal: the number of the proposal.
+        ``ratio`` compares the current minibatch's gradients and the proposed one's,
+        with replacements of a group's numbers that ``numbers`` returns.
 
         Returns:
             1 if accepted, else 0. -1, without changes, if gradients must be finite and

@@ -109,9 +109,7 @@ def drop_state(state: dict[Any, Any], p: Tensor, name: str) -> None:
 class Trajectory:
     """The parameters of a sampler on one trajectory: leapfrog, energy, decision.
 
-    Args:
-        context: the sampler's step context.
-        work: its parameters with their gradients at the start.
+    ``work`` has their gradients at the start.
     """
 
     def __init__(self, context: StepContext, work: list[TensorLists]) -> None:
@@ -126,9 +124,7 @@ class Trajectory:
     ) -> tuple[Tensor, Tensor] | None:
         """Makes leapfrog steps; returns :meth:`energies` at their end for the test.
 
-        Args:
-            gradients: returns the loss and the gradients where the parameters are.
-            steps: the number of leapfrog steps, >= 1.
+        ``gradients`` returns the loss and the gradients where the parameters are.
         """
         step_size, loss = self.group["step_size"], None
         for i in range(steps):
