@@ -47,8 +47,9 @@ torch::optim::Optimizer::LossClosure Which(
 
 TEST(EWSG, RefusesOtherWaysWithNonfiniteGradientsOfItsGroups) {
   const auto params = Params();
-  EWSG sampler({ParamGroup({params[0]}), ParamGroup({params[1]})},
-               EWSGOptions(0.1).num_data(50).seed(7));
+  EWSG sampler(
+      {OptimizerParamGroup({params[0]}), OptimizerParamGroup({params[1]})},
+      EWSGOptions(0.1).num_data(50).seed(7));
   sampler.options(1).nonfinite("skip");
   bool is_called = false;
   const auto closure = [&] {
