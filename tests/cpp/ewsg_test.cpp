@@ -57,7 +57,7 @@ TEST(EWSG, RefusesOtherWaysWithNonfiniteGradientsOfItsGroups) {
     return torch::zeros({});
   };
   EXPECT_EQ(MessageOf<std::invalid_argument>([&] { sampler.step(closure); }),
-            "Invalid nonfinite in the param groups: ['raise', 'skip'] (must be "
+            "Invalid nonfinite: ['raise', 'skip'] in the param groups (must be "
             "equal: a step is skipped as a whole)");
   EXPECT_FALSE(is_called);
 }

@@ -109,7 +109,7 @@ TEST(MCLMC, EnergyErrorsForgetAMoveInWhichPriorMeansChange) {
     return sampler.energy_error();
   };
   const double first = error();
-  sampler.options().prior_mean({torch::full({2000}, 3.0)});
+  sampler.options().prior_mean({torch::full({2000}, 0.3)});
   EXPECT_LT(error(), 2 * first);
 }
 
