@@ -16,7 +16,7 @@ from levels import at_levels
 from torch import Tensor
 
 import torch_sgmcmc as sg
-from torch_sgmcmc.samplers._ecs import target
+from torch_sgmcmc.core import ops
 
 # Subsamples of a few data.
 pytestmark = [pytest.mark.full, pytest.mark.filterwarnings("ignore:num_blocks")]
@@ -50,7 +50,7 @@ def test_the_sampler_keeps_its_law(name: str) -> None:
 @pytest.mark.default
 def test_a_missing_correction_is_caught() -> None:
     """Adds replicates until the bug shows, up to twice those of the right sampler."""
-    right, parts = target.ecs_estimate, []
+    right, parts = ops.ecs_estimate, []
 
     def without(values, *rest, **sizes):
         weights, hessian_terms, numbers = right(values, *rest, **sizes)
@@ -58,7 +58,7 @@ def test_a_missing_correction_is_caught() -> None:
         numbers[0] = numbers[2]  # the log estimate is its mean
         return weights, hessian_terms, numbers
 
-    with pytest.raises(StatisticalError), patch.object(target, "ecs_estimate", without):
+    with pytest.raises(StatisticalError), patch.object(ops, "ecs_estimate", without):
         for seed in range(11, 19):
             parts.append(ecs.run_sampler(PERTURBED, replicates=37, steps=5, seed=seed))
             seen = ecs.Observed(*map(np.concatenate, zip(*parts, strict=True)))

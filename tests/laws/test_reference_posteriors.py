@@ -19,7 +19,7 @@ import pytest
 import reference_posteriors as program
 from harness.statistics import StatisticalError, check_z
 
-from torch_sgmcmc.samplers._ecs import target as ecs
+from torch_sgmcmc.core import ops
 
 pytestmark = [
     pytest.mark.full,
@@ -79,12 +79,12 @@ def without_jacobian():
 
 def with_wrong_weights():
     """N / m of half as many rows: the likelihood counts twice."""
-    right = ecs.ecs_estimate
+    right = ops.ecs_estimate
 
     def wrong(*terms, num_data, **sizes):
         return right(*terms, num_data=2 * num_data, **sizes)
 
-    with patch.object(ecs, "ecs_estimate", wrong):
+    with patch.object(ops, "ecs_estimate", wrong):
         check(KIDIQ, "HMC-ECS", taylor_order=1)
 
 
