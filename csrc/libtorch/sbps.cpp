@@ -277,7 +277,8 @@ void SBPSImpl::call_sample_hooks(Trajectory& trajectory, NamedValues& progress,
   bool moved = false;
   const auto after =
       c10::make_scope_exit([this] { sample_time_ = std::nullopt; });
-  for (int64_t k = first + 1; k <= last; ++k) {
+  // Without hooks, a free particle may pass any number of samples.
+  for (int64_t k = first + 1; k <= last && !hooks_.empty(); ++k) {
     const double time = static_cast<double>(k) * *interval;
     sample_time_ = time;
     const auto hooks = hooks_;

@@ -380,6 +380,17 @@ def test_samples_need_an_interval():
         make(two()).register_sample_hook(lambda sampler, time: None)
 
 
+def test_a_step_without_hooks_passes_any_number_of_samples():
+    p = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    free = {"prior_precision": 0.0, "refresh_rate": 0.0, "num_std": 0.0}
+    sampler = make([p], sample_interval=1e-3, **free)
+    for _ in range(3):  # the force is tiny
+        sampler.step(lambda: 1e-12 * p.sum() + torch.zeros(10, dtype=torch.float64))
+    group = sampler.param_groups[0]
+    assert group["trajectory_time"] > 1e7
+    assert group["num_samples"] == pytest.approx(1e3 * group["trajectory_time"])
+
+
 def test_state_dicts_with_a_broken_clock():
     sampler = make(two())
     state = sampler.state_dict()

@@ -102,6 +102,8 @@ class Listeners:
             first, last = _C.samples_by(begin, interval), _C.samples_by(end, interval)
         moved = False
         for k in range(first + 1, last + 1):
+            if not self.samples:  # a free particle may pass any number
+                break
             time = k * interval if interval is not None else 0.0
             for hook in [*self.samples.values()]:
                 trajectory.place(line_begin + (time - begin))
