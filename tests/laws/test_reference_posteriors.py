@@ -74,7 +74,7 @@ def without_jacobian():
     right = log_densities.TRANSFORMS["positive"]
     wrong = {"positive": lambda u: (right(u)[0], 0 * u)}
     with patch.dict(log_densities.TRANSFORMS, wrong):
-        check(SCHOOLS, "HMC")
+        check(PROCESS, "HMC")  # others are improper then
 
 
 def with_wrong_weights():
