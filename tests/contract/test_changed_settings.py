@@ -169,11 +169,16 @@ def test_an_estimate_is_given_again_after_none():
     assert group["noise_estimate_settings"] == [0.05, 0.01, 1.0, 100.0]
 
 
-def test_an_estimate_belongs_to_the_next_step_of_its_group():
+@pytest.mark.parametrize("between", ["a new group", "an observation"])
+def test_an_estimate_belongs_to_the_next_step_of_its_group(between):
     p, sampler = _one(noise_estimate=0.05)
     group = sampler.param_groups[0]
     group["noise_estimate"] = 0.02
-    sampler.add_param_group({"params": [torch.zeros_like(p, requires_grad=True)]})
+    if between == "a new group":
+        sampler.add_param_group({"params": [torch.zeros_like(p, requires_grad=True)]})
+    else:
+        monitor = sg.TemperatureMonitor(sampler, every=1000)
+        monitor.observe(lambda: p.sum().backward())
     group["lr"] = 0.03
     sampler.step()
     assert group["noise_estimate_settings"] == [0.02, 0.03, 1.0, 100.0]

@@ -861,3 +861,20 @@ def test_hooks_are_refused() -> None:
     of_all.remove()
     block(chain.batches[:STEPS])
     assert int(chain.sampler.param_groups[0]["step"]) == STEPS
+
+
+def test_a_failed_block_dates_no_estimate():
+    p = nn.Parameter(torch.ones(3))
+    settings = {"num_data": 10, "noise_estimate": 0.05, "seed": 1}
+    sampler = sg.SGHMC([p], 0.1, 0.5, **settings)
+    loss = lambda params, x: (params["p"] * x).sum()  # noqa: E731
+    block = sg.compile_steps(sampler, loss, {"p": p}, steps=2)
+    for _ in range(2):  # the first one makes the state
+        block(torch.ones(2, 3))
+    group = sampler.param_groups[0]
+    group["noise_estimate"] = 0.02
+    with pytest.raises(RuntimeError, match="not finite"):
+        block(torch.full((2, 3), torch.nan))
+    group["lr"] = 0.03
+    block(torch.ones(2, 3))
+    assert group["noise_estimate_settings"] == [0.02, 0.03, 1.0, 10.0]

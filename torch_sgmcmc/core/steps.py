@@ -230,8 +230,6 @@ def gather_work(sampler: Hooks, *, checked: bool = False) -> list[TensorLists]:
     if not checked:
         check_groups(sampler)
     context = context_of(sampler)
-    if context.spec.records:
-        record_estimate(context)
     work = gather(context)
     if len(work) > 1:
         # An operator changes nothing if its arguments do not fit, but by then another

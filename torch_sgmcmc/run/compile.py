@@ -336,6 +336,7 @@ class _CompiledSteps:
                     places.append(place)
                     new.append(value)
             torch._foreach_copy_(places, new)
+            context.keep_created()
         self._known = known
         return losses
 
@@ -347,7 +348,7 @@ class _CompiledSteps:
         rules = rules_of(sampler)
         if self._needs_single_steps(rules):
             return None
-        record_estimate(context)
+        record_estimate(context, can_fail=True)
         rescale_momenta(sampler)
         means = [context.state[p].get(PRIOR_MEAN) for p in self._params]
         params = [
