@@ -863,6 +863,7 @@ def test_hooks_are_refused() -> None:
     assert int(chain.sampler.param_groups[0]["step"]) == STEPS
 
 
+@NEEDS_COMPILER
 def test_a_failed_block_dates_no_estimate():
     p = nn.Parameter(torch.ones(3))
     settings = {"num_data": 10, "noise_estimate": 0.05, "seed": 1}
