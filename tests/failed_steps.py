@@ -8,29 +8,6 @@ import torch
 from short_chains import assert_same
 
 
-# Each case is a hyperparameter, a value of it, and the error.
-def bad_numbers(name, wanted, *values):
-    return [(name, v, ValueError, f"Invalid {name}: {v} ({wanted})") for v in values]
-
-
-def bad_types(name, *values, kind="a number"):
-    return [
-        (name, v, TypeError, f"Invalid {name}: {v!r} (must be {kind}, got {given})")
-        for v in values
-        for given in [type(v).__name__]
-    ]
-
-
-def bad_words(name, wanted, *values):
-    text = f"(must be {wanted})"
-    return [(name, v, ValueError, f"Invalid {name}: {v!r} {text}") for v in values]
-
-
-def bad_flags(name, *values):
-    text = "(must be a bool)"
-    return [(name, v, TypeError, f"Invalid {name}: {v!r} {text}") for v in values]
-
-
 @contextmanager
 def refused(kind, message):
     """Expects exactly this error, by type and text."""

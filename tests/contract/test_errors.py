@@ -3,14 +3,13 @@
 import pytest
 import torch
 from every_sampler import bits
-from failed_steps import bad_flags, bad_numbers, bad_types, bad_words, refused
+from failed_steps import refused
 from torch import nn
 
 import torch_sgmcmc as sg
 
 GOOD = {"lr": 0.1, "num_data": 10, "seed": 0}
-# Without state, with momenta, with closures. What others refuse is in the same tables
-# (test_param_groups.py), and what they alone have is below.
+# Without state, with momenta, with closures. Numbers out of range: test_settings.py.
 KINDS = [sg.SGLD, sg.SGHMC, sg.EWSG]
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -53,76 +52,10 @@ def step_fails(sampler, kind, message):
         assert snapshot(sampler) == before
 
 
-NOT_FINITE = (torch.nan, torch.inf, -torch.inf)
-COMMON = [
-    *bad_numbers("lr", "must be finite and >= 0", -0.1, *NOT_FINITE),
-    *bad_numbers("num_data", "must be finite and > 0", 0, -3, 0.0, *NOT_FINITE),
-    *bad_numbers("prior_precision", "must be finite and >= 0", -1, *NOT_FINITE),
-    *bad_numbers("prior_mean", "must be finite", *NOT_FINITE),
-    *bad_types("lr", None, "0.1", True, torch.tensor([0.1, 0.1]), [0.1]),
-    *bad_types("num_data", None, "10", False),
-    *bad_types("prior_precision", None, (1.0,)),
-    *bad_types("temperature", None, 1j),
-]
-COLD = bad_numbers("temperature", "must be finite and >= 0", -1e-9, *NOT_FINITE)
-HOT = bad_numbers("temperature", "must be finite and > 0", 0, 0.0, -1e-9, *NOT_FINITE)
-
-
-def is_hot(kind):
-    """Returns whether the sampler has no temperature of 0."""
-    (row,) = (row for row in kind._SPEC.settings if row.name == "temperature")
-    return row.low_open
-
-
-MOMENTUM = [
-    *bad_numbers("momentum", "must be in [0, 1)", -0.1, 1, 1.0, 1.5, *NOT_FINITE),
-    *bad_types("momentum", None, "0.9", True),
-]
 FRICTION = (
     "must not exceed the friction 1 - momentum = 0.25: lower momentum or lr, or take "
     "larger minibatches"
 )
-# What samplers alone have. Words are shown in quotes.
-OWN = {
-    sg.SGHMC: [
-        *MOMENTUM,
-        *bad_numbers("resample_momentum_every", "must be >= 0", -1),
-        *bad_numbers("noise_estimate", "must be finite and >= 0", -0.1, *NOT_FINITE),
-        *bad_types("resample_momentum_every", None, 2.0, True, "5", kind="an int"),
-        *bad_types("noise_estimate", None, [0.1], torch.tensor(0.0)),
-        *bad_numbers("noise_estimate", FRICTION, 0.3),
-        *bad_words("noise_estimate", "a number or 'online'", "offline"),
-        *bad_words("initial_momentum", "'stationary' or 'zeros'", "random"),
-    ],
-    sg.EWSG: [
-        *MOMENTUM,
-        *bad_words(
-            "surrogate",
-            "'momentum', 'zero', 'one' or 'full_momentum'",
-            "friction",
-            None,
-            0,
-        ),
-    ],
-    sg.PSGLD: [
-        *bad_numbers("decay", "must be in [0, 1)", -0.1, 1, 1.0, *NOT_FINITE),
-        *bad_numbers("eps", "must be finite and > 0", 0, -1e-5, *NOT_FINITE),
-        *bad_types("decay", None, "0.9", True),
-        *bad_types("eps", None, torch.tensor(1e-5)),
-        *bad_flags("adapt", None, 1, "yes"),
-        *bad_flags("gamma", None, 1, "yes"),
-    ],
-    sg.SGNHT: [
-        *MOMENTUM,
-        *bad_numbers("thermostat_rate", "must be finite and >= 0", -0.1, *NOT_FINITE),
-        *bad_types("thermostat_rate", "0.1", True),
-    ],
-}
-CASES = [
-    *((kind, *case) for kind in KINDS for case in COMMON),
-    *((kind, *case) for kind in KINDS for case in (HOT if is_hot(kind) else COLD)),
-    *((kind, *case) for kind, cases in OWN.items() for case in cases),
-]
 
 
 def options(kind):
@@ -130,38 +63,6 @@ def options(kind):
     momentum = {"momentum": 0.75}
     extra = {sg.SGHMC: momentum, sg.EWSG: momentum, sg.PSGLD: {"gamma": False}}
     return GOOD | extra.get(kind, {})
-
-
-@pytest.mark.parametrize(("kind", "name"), dict.fromkeys((k, n) for k, n, *_ in CASES))
-def test_bad_hyperparameters(kind, name):
-    for case in CASES:
-        if case[:2] == (kind, name):
-            check_bad(kind, name, *case[2:])
-
-
-def check_bad(kind, name, value, error, text):
-    good = options(kind)
-    # In the constructor, for all groups or for one of them ...
-    with refused(error, text):
-        kind([parameter()], **{**good, name: value})
-    group = {"params": [parameter()], name: value}
-    with refused(error, text):
-        kind([{"params": [parameter(1)]}, group], **good)
-    # ... in a group that is added later, which then is not ...
-    p = parameter()
-    sampler = kind([p], **good)
-    step(sampler)
-    before = snapshot(sampler)
-    with refused(error, text):
-        sampler.add_param_group({"params": [parameter(1)], name: value})
-    assert snapshot(sampler) == before
-    # ... and set in a group between steps. Another group does not move either.
-    sampler.add_param_group({"params": [parameter(1)]})
-    sampler.param_groups[1][name] = value
-    step_fails(sampler, error, text)
-    sampler.param_groups[1][name] = good.get(name, sampler.defaults.get(name))
-    step(sampler)
-    assert sampler.param_groups[0]["step"] == 2
 
 
 @each_kind
@@ -188,6 +89,15 @@ def test_noise_estimate_needs_noise():
         wanted = "must be 0 at temperature 0, where no noise is injected"
         with refused(ValueError, f"Invalid noise_estimate: {estimate!r} ({wanted})"):
             sg.SGHMC([parameter()], **GOOD, temperature=0, noise_estimate=estimate)
+
+
+def test_noise_estimate_above_the_friction():
+    text, settings = f"Invalid noise_estimate: 0.3 ({FRICTION})", {"momentum": 0.75}
+    with refused(ValueError, text):
+        sg.SGHMC([parameter()], **GOOD, **settings, noise_estimate=0.3)
+    sampler = sg.SGHMC([parameter()], **GOOD, **settings)
+    with refused(ValueError, text):
+        sampler.add_param_group({"params": [parameter(1)], "noise_estimate": 0.3})
 
 
 def test_an_estimate_that_excludes_capturable():

@@ -3,7 +3,6 @@
 import copy
 import math
 import pickle
-import re
 
 import numpy as np
 import pytest
@@ -164,33 +163,6 @@ def test_errors_within_a_step():
         sampler.step(data)
     with pytest.raises(TypeError, match=r"HMCECS.step\(\) needs a closure"):
         sampler.step()
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "wanted"),
-    [
-        ("num_data", 0, "must be >= 1"),
-        ("num_data", 3.5, "must be an int"),
-        ("subsample_size", 0, "must be >="),
-        ("estimator", "exact", "must be 'perturbed' or 'signed'"),
-        ("step_size", 0.0, "must be fin"),
-        ("trajectory_length", -1, ""),
-        ("num_blocks", 0, "must be >= 1"),
-        ("taylor_order", 3, "must be in [0, 2]"),
-        ("mass_matrix", "sparse", "must be 'dense', 'diagonal' or 'ident"),
-        ("prior_precision", -1.0, ""),
-        ("temperature", 0.0, ""),
-        ("num_factors", 0, "must be >= 1"),
-        ("max_variance", 0.0, ""),
-        ("chunk_size", 0, "must be >= 1"),
-        ("seed", 1.5, "must be an int"),
-    ],
-)
-def test_bad_hyperparameters(name, value, wanted):
-    error = TypeError if wanted == "must be an int" else ValueError
-    message = re.escape(f"Invalid {name}: {value!r} ({wanted}")
-    with pytest.raises(error, match=message):
-        make(Data(), **{name: value})
 
 
 def test_bad_warmups():

@@ -286,6 +286,10 @@ def test_choices():
     for make_one in (make_sbps, lambda q, **s: make_ecs(Data(), **s)):
         with refused(ValueError, wanted):
             make_one([p], nonfinite="ignore")
+        other = make_one([p])
+        other.param_groups[0]["nonfinite"] = "ignore"
+        with refused(ValueError, wanted):
+            other.step(lambda *_: pytest.fail("there is nothing to compute yet"))
     with pytest.raises(ValueError, match="'nonfinite' is managed by SGLD"):
         sg.SGLD([{"params": [p], "nonfinite": "skip"}], 0.1, num_data=1)
     q = nn.Parameter(torch.ones(2))

@@ -325,28 +325,6 @@ def test_defaults(sampler):
         assert type(found[name]) is type(default)
 
 
-def test_shared_settings_have_equal_ranges():
-    """Ranges are equal; test_errors.py has the errors of three samplers."""
-    hot = {sg.SGLRW, sg.MCLMC, sg.EWSG, sg.HMC, sg.HMCECS, sg.SBPS}
-    for sampler in CLASSES:
-        expected = {
-            "lr": ("real", 0, math.inf, False),
-            "num_data": ("real", 0, math.inf, True),
-            "prior_precision": ("real", 0, math.inf, False),
-            "temperature": ("real", 0, math.inf, sampler in hot),
-            "momentum": ("real", 0, 1, False),
-            "step_size": ("real", 0, math.inf, True),
-            "eps": ("real", 0, math.inf, True),
-        }
-        if sampler is sg.HMCECS:  # whose subsamples are counted
-            expected["num_data"] = ("whole", 1, math.inf, False)
-        rows = {row.name: row for row in sampler._SPEC.settings}
-        for name in rows.keys() & expected.keys():
-            row = rows[name]
-            assert (row.kind, row.low, row.high, row.low_open) == expected[name]
-        assert {"num_data", "prior_precision", "temperature"} < rows.keys()
-
-
 @each
 @pytest.mark.parametrize(("key", "value"), [("weight_decay", 0.02), ("maximize", True)])
 def test_a_foreign_key_whose_value_changes(kind, key, value):

@@ -227,41 +227,6 @@ SBPS.step() needs a closure, which returns the losses of the examples:
     sampler.step(closure)"""
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "wanted"),
-    [
-        ("num_data", 0, "must be finite and > 0"),
-        ("prior_precision", -1.0, "must be finite and >= 0"),
-        ("temperature", 0, "must be finite and > 0"),
-        ("num_std", -0.5, "must be finite and >= 0"),
-        ("num_std", float("nan"), "must be finite and >= 0"),
-        ("observation_decay", -1.0, "must be finite and >= 0"),
-        ("refresh_rate", float("inf"), "must be finite and >= 0"),
-        ("decay", 1.0, "must be in [0, 1)"),
-        ("eps", 0, "must be finite and > 0"),
-        ("sample_interval", 0.0, "must be finite and > 0"),
-        ("nonfinite", "ignore", "must be 'raise' or 'skip'"),
-    ],
-)
-def test_hyperparameters_out_of_range(name, value, wanted):
-    shown = repr(value) if isinstance(value, str) else value
-    message = f"Invalid {name}: {shown} ({wanted})"
-    with refused(ValueError, message):
-        make(two(), **{name: value})
-    sampler = make(two())
-    for group in sampler.param_groups:
-        group[name] = value
-    step_fails(sampler, Draws(sampler._context.params), ValueError, message)
-
-
-@pytest.mark.parametrize(
-    "name", ["preconditioned", "adapt", "adapt_every_step", "replacement"]
-)
-def test_switches_are_bools(name):
-    with refused(TypeError, f"Invalid {name}: 1 (must be a bool)"):
-        make(two(), **{name: 1})
-
-
 def test_what_a_group_cannot_have_alone():
     p, q = two()
     sampler = make([{"params": [p]}, {"params": [q], "prior_precision": 1.0}])
