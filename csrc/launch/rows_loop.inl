@@ -1,13 +1,38 @@
 // The loops of launch/rows.h, compiled once per instruction set (random/isa.h).
 
-using Eight = double __attribute__((vector_size(kEight * sizeof(double))));
+// Eight elements are two vectors: gcc keeps a vector wider than a register, or
+// in a struct, in memory.
+constexpr int64_t kFour = kEight / 2;
+using Four = double __attribute__((vector_size(kFour * sizeof(double))));
 
-SG_INLINE void AddProduct(const double* a, const double* b, Eight* sum) {
-  Eight x;
-  Eight y;
-  memcpy(&x, a, sizeof x);
-  memcpy(&y, b, sizeof y);
-  *sum += x * y;
+SG_INLINE Four LoadFour(const double* from) {
+  Four four;
+  memcpy(&four, from, sizeof four);
+  return four;
+}
+
+// The products of `kRows` rows at once, whose sums are independent.
+template <int64_t kRows>
+SG_INLINE void ProductsOfRows(const double* rows, int64_t width,
+                              const double* vector, const double* last,
+                              double* out) {
+  const int64_t whole = width / kEight * kEight;
+  Four low[kRows] = {};
+  Four high[kRows] = {};
+  const auto add = [&](int64_t j, const double* factors) {
+    const Four factor = LoadFour(factors);
+    const Four next = LoadFour(factors + kFour);
+    SG_UNROLL for (int64_t k = 0; k < kRows; ++k) {
+      low[k] += LoadFour(rows + k * width + j) * factor;
+      high[k] += LoadFour(rows + k * width + j + kFour) * next;
+    }
+  };
+  for (int64_t j = 0; j < whole; j += kEight) add(j, vector + j);
+  if (whole < width) add(width - kEight, last);
+  SG_UNROLL for (int64_t k = 0; k < kRows; ++k) {
+    const Four sum = low[k] + high[k];
+    out[k] = (sum[0] + sum[2]) + (sum[1] + sum[3]);
+  }
 }
 
 inline void RowProducts(const double* rows, int64_t count, int64_t width,
@@ -20,27 +45,25 @@ inline void RowProducts(const double* rows, int64_t count, int64_t width,
     }
     return;
   }
-  const int64_t whole = width / kEight * kEight;
   // The last eight elements, without the overlap.
   double last[kEight] = {};
-  for (int64_t j = whole; j < width; ++j) {
+  for (int64_t j = width / kEight * kEight; j < width; ++j) {
     last[j - (width - kEight)] = vector[j];
   }
-  for (int64_t i = 0; i < count; ++i, rows += width) {
-    Eight sum = {};
-    for (int64_t j = 0; j < whole; j += kEight) {
-      AddProduct(rows + j, vector + j, &sum);
-    }
-    if (whole < width) AddProduct(rows + width - kEight, last, &sum);
-    out[i] = ((sum[0] + sum[4]) + (sum[2] + sum[6])) +
-             ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+  constexpr int64_t kTogether = 4;
+  int64_t i = 0;
+  for (; i + kTogether <= count; i += kTogether) {
+    ProductsOfRows<kTogether>(rows + i * width, width, vector, last, out + i);
+  }
+  for (; i < count; ++i) {
+    ProductsOfRows<1>(rows + i * width, width, vector, last, out + i);
   }
 }
 
 // out[j] += Σ weights[i] rows[i * width + j] for j < columns <= kColumns.
 inline void AddRows(const double* rows, int64_t count, int64_t width,
                     int64_t columns, const double* weights, double* out) {
-  if (columns < kEight) {
+  if (columns < kFour) {
     for (int64_t j = 0; j < columns; ++j) {
       double sum = out[j];
       for (int64_t i = 0; i < count; ++i) {
@@ -51,36 +74,32 @@ inline void AddRows(const double* rows, int64_t count, int64_t width,
     return;
   }
   // Overlapping sums are equal.
-  constexpr int64_t kMost = kColumns / kEight;
-  const int64_t eights = (columns + kEight - 1) / kEight;
+  constexpr int64_t kMost = kColumns / kFour;
+  const int64_t fours = (columns + kFour - 1) / kFour;
   int64_t start[kMost];
-  Eight sums[kMost];
-  for (int64_t e = 0; e < eights; ++e) {
-    start[e] = e + 1 < eights ? e * kEight : columns - kEight;
-    memcpy(&sums[e], out + start[e], sizeof(Eight));
+  Four sums[kMost];
+  for (int64_t e = 0; e < fours; ++e) {
+    start[e] = e + 1 < fours ? e * kFour : columns - kFour;
+    sums[e] = LoadFour(out + start[e]);
   }
   constexpr int64_t kTogether = 4;
   int64_t i = 0;
   for (; i + kTogether <= count; i += kTogether) {
     const double* row = rows + i * width;
-    for (int64_t e = 0; e < eights; ++e) {
-      Eight sum = sums[e];
+    for (int64_t e = 0; e < fours; ++e) {
+      Four sum = sums[e];
       SG_UNROLL for (int64_t k = 0; k < kTogether; ++k) {
-        Eight x;
-        memcpy(&x, row + k * width + start[e], sizeof x);
-        sum += weights[i + k] * x;
+        sum += weights[i + k] * LoadFour(row + k * width + start[e]);
       }
       sums[e] = sum;
     }
   }
   for (; i < count; ++i) {
-    for (int64_t e = 0; e < eights; ++e) {
-      Eight x;
-      memcpy(&x, rows + i * width + start[e], sizeof x);
-      sums[e] += weights[i] * x;
+    for (int64_t e = 0; e < fours; ++e) {
+      sums[e] += weights[i] * LoadFour(rows + i * width + start[e]);
     }
   }
-  for (int64_t e = 0; e < eights; ++e) {
-    memcpy(out + start[e], &sums[e], sizeof(Eight));
+  for (int64_t e = 0; e < fours; ++e) {
+    memcpy(out + start[e], &sums[e], sizeof(Four));
   }
 }

@@ -24,7 +24,7 @@ _OF_TRAJECTORY, _OF_SUBSAMPLE = 0, 1
 class Estimator(NamedTuple):
     """Estimates a likelihood, and rejects regions without a valid estimate.
 
-    See csrc/host/ecs_estimate.h. Without factors it is the perturbed estimator, whose
+    See csrc/ops/hmc_ecs.cpp. Without factors it is the perturbed estimator, whose
     only batch is the subsample.
 
     Note [Beyond the lower bound]
@@ -253,13 +253,12 @@ class Sweep:
 
 def place(params: list[Tensor], theta: Tensor) -> Tensor:
     """Writes θ into the parameters; returns the rounded θ in float64."""
-    with torch.no_grad():
-        parts = theta.split([p.numel() for p in params]) if len(params) > 1 else [theta]
-        for p, part in zip(params, parts, strict=True):
-            p.copy_(part.view(p.shape))
-        if all(p.dtype == torch.float64 for p in params):
-            return theta
-        return position(params)
+    parts = theta.split([p.numel() for p in params]) if len(params) > 1 else [theta]
+    for p, part in zip(params, parts, strict=True):
+        p.detach().copy_(part.view(p.shape))
+    if all(p.dtype == torch.float64 for p in params):
+        return theta
+    return position(params)
 
 
 def follow(

@@ -304,8 +304,9 @@ class Prior:
 
 
 def _spread(number: Any, p: Tensor) -> Tensor:
-    whole = torch.as_tensor(number, dtype=torch.float64, device="cpu")
-    return whole.expand(p.shape).flatten()
+    if isinstance(number, Tensor):
+        return likelihood.to_host(number).flatten()
+    return torch.full((p.numel(),), number, dtype=torch.float64, device="cpu")
 
 
 @dataclass
