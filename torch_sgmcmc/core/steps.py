@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 import torch_sgmcmc._C as _C
 from torch_sgmcmc.core.context import (
@@ -272,36 +271,27 @@ def _rescale_now(context: StepContext) -> None:
     rescale_now(context)
 
 
-# For the folders above, which know samplers as optimizers.
+# What the folders above ask about the next step.
 
 
-def _sampler(optimizer: Optimizer) -> Hooks:
-    return cast(Hooks, optimizer)
-
-
-def tensor_lists_of(sampler: Optimizer) -> list[TensorLists]:
-    """Returns the tensor lists of the next step; checks groups and gradients."""
-    return gather_work(_sampler(sampler))
-
-
-def check_groups_of(sampler: Optimizer) -> None:
+def check_groups_of(sampler: Hooks) -> None:
     """Raises if a hyperparameter is invalid."""
-    check_groups(_sampler(sampler))
+    check_groups(sampler)
 
 
-def rescale_momenta(sampler: Optimizer) -> None:
+def rescale_momenta(sampler: Hooks) -> None:
     """Rescales the momenta of a capturable sampler to its lr, T and N.
 
     Raises if a hyperparameter is out of range; nothing has changed then.
     """
-    check_groups_of(sampler)
+    check_groups(sampler)
     _rescale_now(context_of(sampler))
 
 
 class Snapshot:
     """A sampler's groups, state and hyperparameters, for a comparison before steps."""
 
-    def __init__(self, sampler: Optimizer) -> None:
+    def __init__(self, sampler: Hooks) -> None:
         context = self._context = context_of(sampler)
         self._sampler = sampler
         groups = range(len(context.groups))
@@ -335,45 +325,40 @@ class Snapshot:
         )
 
 
-def begin_step(sampler: Optimizer) -> None:
+def begin_step(sampler: Hooks) -> None:
     """Checks seed, counters and ranks before a step."""
-    _sampler(sampler)._begin_step()
+    sampler._begin_step()
 
 
-def operator_of(sampler: Optimizer, group: dict[str, Any]) -> str | None:
-    """Returns the name of a group's operator.
+def operator_of(sampler: Hooks, group: dict[str, Any]) -> tuple[str | None, bool]:
+    """Returns the name of a group's operator, and whether it has preconditioners.
 
     None if gradients change its state before the operator does.
     """
-    own = _sampler(sampler)
-    return None if own._uses_gradients(group) else own._operator_of(group).name
+    name = None if sampler._uses_gradients(group) else sampler._operator_of(group).name
+    return name, sampler._is_preconditioned(group)
 
 
-def takes_preconditioners(sampler: Optimizer, group: dict[str, Any]) -> bool:
-    """Returns whether a group's update has preconditioners."""
-    return _sampler(sampler)._is_preconditioned(group)
-
-
-def numbers_of(sampler: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
+def numbers_of(sampler: Hooks, group: dict[str, Any]) -> dict[str, Any]:
     """Returns a group with the numbers of its next step."""
-    return {**group, **_sampler(sampler)._operator_numbers(group)}
+    return {**group, **sampler._operator_numbers(group)}
 
 
-def is_adapting(sampler: Optimizer) -> bool:
+def is_adapting(sampler: Hooks) -> bool:
     """Returns whether the host may change hyperparameters after the next step."""
-    return any(map(_sampler(sampler)._is_adapting, sampler.param_groups))
+    return any(map(sampler._is_adapting, sampler.param_groups))
 
 
-def record_of(sampler: Optimizer) -> Tensor | None:
+def record_of(sampler: Hooks) -> Tensor | None:
     """Returns what steps record of each chain, with a row for each; None if nothing."""
-    return _sampler(sampler)._record()
+    return sampler._record()
 
 
-def kept_record_of(sampler: Optimizer) -> Tensor | None:
+def kept_record_of(sampler: Hooks) -> Tensor | None:
     """Returns the record so far; None before the first."""
-    return _sampler(sampler)._kept_record()
+    return sampler._kept_record()
 
 
-def keep_record(sampler: Optimizer, record: Tensor | None) -> None:
+def keep_record(sampler: Hooks, record: Tensor | None) -> None:
     """Continues a record; None begins a new one."""
-    _sampler(sampler)._keep_record(record)
+    sampler._keep_record(record)

@@ -23,7 +23,7 @@ from torch_sgmcmc.core.state_dict import (
     check_keys_of,
     check_tensor,
 )
-from torch_sgmcmc.core.steps import tensor_lists_of
+from torch_sgmcmc.core.steps import gather_work
 from torch_sgmcmc.core.utils import panels
 from torch_sgmcmc.diagnostics.temperature_means import MOST_ROWS, NOISE_EVERY, Means
 from torch_sgmcmc.diagnostics.temperature_sums import (
@@ -248,7 +248,7 @@ class TemperatureMonitor:
         sampler = self._attached()
         with kept_gradients(self._params):
             fresh_gradients(sampler, closure)
-            work = tensor_lists_of(sampler)
+            work = gather_work(sampler)
             if self._compares:
                 self._others_at = _versions(self._params)
                 self._others = self._sums.of(self._observed_context(), work)

@@ -15,7 +15,7 @@ from torch_sgmcmc.core.hyperparams import least_root
 from torch_sgmcmc.core.ops import OP_SPECS, chain_turn
 from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.state import PRECONDITIONER
-from torch_sgmcmc.core.steps import numbers_of, operator_of, takes_preconditioners
+from torch_sgmcmc.core.steps import numbers_of, operator_of
 from torch_sgmcmc.data import one_gradient_a_step
 
 
@@ -222,7 +222,7 @@ _OF_BLOCKS = ("momentum_scale", "thermostat_scale", "resample_momentum_every")
 
 
 def _rule_of(
-    operator: str | None, numbers: Mapping[str, Any], *, is_preconditioned: bool
+    operator: str | None, is_preconditioned: bool, numbers: Mapping[str, Any]
 ) -> Rule | None:
     """Returns an operator's rule for such numbers, None if it cannot be compiled.
 
@@ -254,11 +254,7 @@ def rules_of(sampler: Sampler) -> list[Rule]:
             "a compiled block does not call (must be a class of torch_sgmcmc)"
         )
     found = (
-        _rule_of(
-            operator_of(sampler, group),
-            numbers_of(sampler, group),
-            is_preconditioned=takes_preconditioners(sampler, group),
-        )
+        _rule_of(*operator_of(sampler, group), numbers_of(sampler, group))
         for group in (sampler.param_groups if is_single else ())
     )
     rules = [rule for rule in found if rule is not None]
