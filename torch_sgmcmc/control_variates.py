@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch_sgmcmc.core.context import state_dtype
 from torch_sgmcmc.core.dtensor import refuse
 from torch_sgmcmc.core.hyperparams import (
+    check_flag,
     check_function,
     check_integer,
     check_real,
@@ -100,8 +101,7 @@ class ControlVariates:
         check_function("loss_fn", loss_fn)
         if batch_size is not None:
             check_function("batch_size", batch_size)
-        if not isinstance(progress, bool):
-            raise TypeError(f"Invalid progress: {progress!r} (must be a bool)")
+        check_flag("progress", progress)
         refuse("parameters", (p for g in sampler.param_groups for p in g["params"]))
         self.sampler = sampler
         self.loss_fn = loss_fn

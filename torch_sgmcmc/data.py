@@ -13,7 +13,12 @@ import torch.utils.data
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.hyperparams import check_integer, draw_seed, wrong_shape
+from torch_sgmcmc.core.hyperparams import (
+    check_flag,
+    check_integer,
+    draw_seed,
+    wrong_shape,
+)
 from torch_sgmcmc.core.random_state import fold_in
 from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import Takes, needs_graph, traits_of
@@ -74,8 +79,7 @@ class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
     ) -> None:
         self.num_data = check_integer("num_data", num_data, low=1)
         self.batch_size = check_integer("batch_size", batch_size, low=1)
-        if not isinstance(replacement, bool):
-            raise TypeError(f"Invalid replacement: {replacement!r} (must be a bool)")
+        check_flag("replacement", replacement)
         if not replacement and batch_size > num_data:
             raise ValueError(
                 f"Invalid batch_size: {batch_size} (must be <= num_data = {num_data} "

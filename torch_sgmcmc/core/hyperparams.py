@@ -99,19 +99,27 @@ def wrong_result(name: str, value: object, wanted: str) -> TypeError:
     )
 
 
-def check_capturable(value: object) -> None:
+def check_flag(name: str, value: object) -> None:
     """Raises a TypeError unless value is a bool."""
     if not isinstance(value, bool):
-        raise TypeError(f"Invalid capturable: {value!r} (must be a bool)")
+        raise TypeError(f"Invalid {name}: {value!r} (must be a bool)")
+
+
+def check_capturable(value: object) -> None:
+    """Raises a TypeError unless value is a bool."""
+    check_flag("capturable", value)
 
 
 def check_choice(value: object, choices: Sequence[str]) -> None:
     """Raises a ValueError unless value is one of these values of ``nonfinite``."""
     if not isinstance(value, str) or value not in choices:
-        *some, last = map(repr, choices)
-        raise ValueError(
-            f"Invalid nonfinite: {value!r} (must be {', '.join(some)} or {last})"
-        )
+        raise _no_choice("nonfinite", value, map(repr, choices))
+
+
+def _no_choice(name: str, value: object, choices: Iterable[str]) -> ValueError:
+    *some, last = choices
+    wanted = f"{', '.join(some)} or {last}"
+    return ValueError(f"Invalid {name}: {value!r} (must be {wanted})")
 
 
 def check_seed(seed: object) -> int:
@@ -207,14 +215,11 @@ def check_settings(rows: Sequence[Setting], group: Mapping[str, Any]) -> None:
 
 def _check(row: Setting, value: Any) -> None:
     if row.kind == "flag":
-        if not isinstance(value, bool):
-            raise TypeError(f"Invalid {row.name}: {value!r} (must be a bool)")
+        check_flag(row.name, value)
     elif row.kind == "word" or (isinstance(value, str) and row.words):
         if value not in row.words:
             numbers = ["a number"] if row.kind == "real" else []
-            *others, last = (*numbers, *map(repr, row.words))
-            wanted = f"{', '.join(others)} or {last}"
-            raise ValueError(f"Invalid {row.name}: {value!r} (must be {wanted})")
+            raise _no_choice(row.name, value, (*numbers, *map(repr, row.words)))
     elif row.kind == "whole":
         check_integer(row.name, value, low=int(row.low), high=row.high)
     else:
@@ -270,26 +275,21 @@ def check_keys(
     check_meaningful(sampler, settable, group, num_data)
     for key in group:
         if key not in settable and key not in FOREIGN_KEYS:
-            near = get_close_matches(key, settable, n=1)
-            names = f"did you mean {near[0]!r}?" if near else f"it has {_row(settable)}"
-            raise ValueError(_unknown(sampler, key, names))
+            raise ValueError(_unknown(sampler, key, _nearest(key, settable)))
 
 
 def with_known_arguments(constructor: Callable[..., None]) -> Callable[..., None]:
     """Wraps a constructor with errors that explain other optimizers' arguments."""
-    known = inspect.signature(constructor).parameters
+    known = dict(inspect.signature(constructor).parameters)
     if any(p.kind is p.VAR_KEYWORD for p in known.values()):
         return constructor
+    known.pop("self", None)
 
     @wraps(constructor)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
         for key in kwargs:
             if key not in known:
-                near = get_close_matches(key, known, n=1)
-                names = {*known} - {"self"}
-                reason = (
-                    f"did you mean {near[0]!r}?" if near else f"it has {_row(names)}"
-                )
+                reason = _nearest(key, known)
                 if key == "weight_decay":
                     reason = "prior_precision = weight_decay * num_data is that prior"
                 raise TypeError(
@@ -340,6 +340,11 @@ def check_meaningful(
 
 def _unknown(sampler: str, key: str, reason: str) -> str:
     return f"Invalid param group: {sampler} has no hyperparameter {key!r} ({reason})"
+
+
+def _nearest(key: str, known: Collection[str]) -> str:
+    near = get_close_matches(key, known, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"it has {_row(known)}"
 
 
 def _row(names: Collection[str]) -> str:
@@ -415,7 +420,7 @@ def settings_of(group: Mapping[str, Any]) -> list[float]:
 def momentum_scale(group: Mapping[str, Any], now: Sequence[float]) -> float | None:
     """Returns the factor for momenta whose (lr, T, N) change; None if they are drawn.
 
-    The arithmetic is csrc/host/rescaling.h's, and traceable.
+    The arithmetic is csrc/libtorch/rescaling.cpp's, and traceable.
     """
     former = group[MOMENTUM_SETTINGS]
     lr = now[0] / former[0]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.hyperparams import check_integer, warn
+from torch_sgmcmc.core.hyperparams import check_flag, check_integer, warn
 from torch_sgmcmc.core.state_dict import check_double, check_keys_of, check_tensor
 from torch_sgmcmc.core.utils import mapped
 from torch_sgmcmc.samplers._ecs.taylor import WHOLE, Anchor, TaylorTerms, kinds_of
@@ -150,8 +150,7 @@ class Subsample:
         check_keys_of("layout", layout, (*_SIZES, "poisson", "seed"))
         for name in _SIZES:
             check_integer(name, layout[name], low=1)
-        if not isinstance(layout["poisson"], bool):
-            raise TypeError(f"Invalid poisson: {layout['poisson']!r} (must be a bool)")
+        check_flag("poisson", layout["poisson"])
         check_integer("seed", layout["seed"], low=-(2**63))
         _check_length("counts", kept["counts"], layout["num_cells"])
         counts = [check_integer("counts", n) for n in kept["counts"]]
