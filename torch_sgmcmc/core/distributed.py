@@ -71,7 +71,10 @@ def check_group(group: Any) -> None:
     )
 
 
-def refuse_several_ranks(context: StepContext, by: str, instead: str) -> None:
+_ALONE = "Give each rank its own chain, with a process_group of that rank alone"
+
+
+def refuse_several_ranks(context: StepContext, by: str, instead: str = _ALONE) -> None:
     """Raises if there are other ranks, which would decide differently."""
     size = world_size(context.process_group)
     if size > 1:
@@ -345,7 +348,6 @@ def check_replicas(sampler: Any) -> None:
 
     Example:
         >>> check_replicas(sampler)                     # now
-        >>> check_replicas_every(sampler, 100)          # and after every 100 steps
         >>> check_replicas_every(sampler, 100)          # and after every 100 steps
     """
     params = (p for group in sampler.param_groups for p in group["params"])

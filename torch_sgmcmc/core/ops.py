@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from torch_sgmcmc import _C
 
@@ -91,14 +92,21 @@ metropolis_decide = _OPS.metropolis_decide.default
 select_chains_ = _OPS.select_chains_.default
 
 
-def _nothing_to_allocate(*args: object, **kwargs: object) -> None:
-    """The fake kernel of an in-place operator, for torch.compile."""
+# Fake kernels for torch.compile.
 
 
-def _sums(count: int) -> Callable[..., torch.Tensor]:
+def _fake(operator: str) -> Callable[[Callable[..., Any]], Any]:
+    return torch.library.register_fake(f"torch_sgmcmc::{operator}")
+
+
+def _nothing(*args: object, **kwargs: object) -> None:
+    """The fake kernel of an in-place operator."""
+
+
+def _sums(count: int) -> Callable[..., Tensor]:
     def fake(
-        tensors: list[torch.Tensor], *args: object, num_chains: int = 1, **kw: object
-    ) -> torch.Tensor:
+        tensors: list[Tensor], *_: object, num_chains: int = 1, **kw: object
+    ) -> Tensor:
         sizes = {-1: (), -2: (num_chains,)}.get(count, (count,))
         return tensors[0].new_empty(sizes, dtype=torch.float64)
 
@@ -107,77 +115,62 @@ def _sums(count: int) -> Callable[..., torch.Tensor]:
 
 for _row in OP_SPECS.values():
     if _row["op"] not in ("temperature_sums", "mclmc_sums"):
-        torch.library.register_fake(
-            f"torch_sgmcmc::{_row['op']}",
-            _sums(_row["sums"]) if _row["sums"] else _nothing_to_allocate,
-        )
+        _fake(_row["op"])(_sums(_row["sums"]) if _row["sums"] else _nothing)
 for _name in ("select_chains_", "noise_steps_"):
-    torch.library.register_fake(f"torch_sgmcmc::{_name}", _nothing_to_allocate)
+    _fake(_name)(_nothing)
 
 
-@torch.library.register_fake("torch_sgmcmc::temperature_sums")
-def _(
-    grads: list[torch.Tensor], *args: object, kind: int, **numbers: object
-) -> torch.Tensor:
+@_fake("temperature_sums")
+def _(grads: list[Tensor], *_: object, kind: int, **numbers: object) -> Tensor:
     count = (2, 2, 3, 3, 1, 1, 3)[kind]
     return grads[0].new_empty((len(grads), count), dtype=torch.float64)
 
 
-@torch.library.register_fake("torch_sgmcmc::mclmc_sums")
-def _(grads: list[torch.Tensor], *args: object, num_chains: int, **kw: object) -> Any:
+@_fake("mclmc_sums")
+def _(grads: list[Tensor], *_: object, num_chains: int, **numbers: object) -> Tensor:
     return grads[0].new_empty((len(grads), 6, num_chains), dtype=torch.float64)
 
 
-@torch.library.register_fake("torch_sgmcmc::mclmc_turn")
-def _(sums: torch.Tensor, energy: torch.Tensor, **numbers: object) -> Any:
+@_fake("mclmc_turn")
+def _(sums: Tensor, energy: Tensor, **numbers: object) -> tuple[Tensor, Tensor]:
     return torch.empty_like(energy), torch.empty_like(energy)
 
 
-@torch.library.register_fake("torch_sgmcmc::chain_turn")
-def _(g: object, z: object, u: object, energy: torch.Tensor, numbers: object) -> Any:
+@_fake("chain_turn")
+def _(g: Tensor, z: Tensor, u: Tensor, energy: Tensor, numbers: Tensor) -> Any:
     return torch.empty_like(energy), torch.empty_like(energy)
 
 
-@torch.library.register_fake("torch_sgmcmc::count_nonfinite")
-def _(tensors: list[torch.Tensor]) -> torch.Tensor:
+@_fake("count_nonfinite")
+def _(tensors: list[Tensor]) -> Tensor:
     return tensors[0].new_empty((len(tensors), 2), dtype=torch.int64)
 
 
-@torch.library.register_fake("torch_sgmcmc::step_or_nothing")
-def _(
-    counts: torch.Tensor, *, step: int, device_step: torch.Tensor | None = None
-) -> torch.Tensor:
+@_fake("step_or_nothing")
+def _(counts: Tensor, **steps: object) -> Tensor:
     return counts.new_empty(())
 
 
-@torch.library.register_fake("torch_sgmcmc::step_if_finite")
-def _(
-    tensors: list[torch.Tensor], *, step: int, device_step: torch.Tensor | None = None
-) -> torch.Tensor:
+@_fake("step_if_finite")
+def _(tensors: list[Tensor], **steps: object) -> Tensor:
     return tensors[0].new_empty((), dtype=torch.int64)
 
 
-@torch.library.register_fake("torch_sgmcmc::chain_product")
-def _(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+@_fake("chain_product")
+def _(a: Tensor, b: Tensor) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[1], a.shape[2])
 
 
-@torch.library.register_fake("torch_sgmcmc::metropolis_decide")
-def _(log_ratios: torch.Tensor, **counter: object) -> torch.Tensor:
+@_fake("metropolis_decide")
+def _(log_ratios: Tensor, **counter: object) -> Tensor:
     return torch.empty_like(log_ratios, dtype=torch.bool)
 
 
-@torch.library.register_fake("torch_sgmcmc::ecs_estimate")
+@_fake("ecs_estimate")
 def _(
-    values: torch.Tensor,
-    theta: torch.Tensor,
-    anchor: torch.Tensor,
-    expansions: torch.Tensor,
-    gradients: torch.Tensor,
-    scales: torch.Tensor | None,
-    hessians: torch.Tensor | None,
-    **sizes: object,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    values: Tensor, theta: Tensor, *others: Tensor | None, **numbers: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    scales, hessians = others[-2:]
     hessian_terms = values.new_empty(0)
     if scales is not None:
         hessian_terms = torch.empty_like(scales)
@@ -186,13 +179,13 @@ def _(
     return torch.empty_like(values), hessian_terms, values.new_empty(5)
 
 
-@torch.library.register_fake("torch_sgmcmc::ecs_density")
+@_fake("ecs_density")
 def _(
-    estimate: torch.Tensor, gradient: torch.Tensor, *args: object, **numbers: object
-) -> tuple[torch.Tensor, torch.Tensor]:
+    estimate: Tensor, gradient: Tensor, *_: object, **numbers: object
+) -> tuple[Tensor, Tensor]:
     return estimate.new_empty(2), torch.empty_like(gradient)
 
 
-@torch.library.register_fake("torch_sgmcmc::ecs_leapfrog_")
-def _(x: torch.Tensor, *args: object, **steps: object) -> torch.Tensor:
+@_fake("ecs_leapfrog_")
+def _(x: Tensor, *_: object, **steps: object) -> Tensor:
     return torch.empty_like(x)

@@ -289,10 +289,10 @@ class Loader:
         # The sampler of single data or this library's batch sampler; None if unknown.
         self._indices = batches if draws else getattr(batches, "sampler", None)
         indices: Any = self._indices
-        is_ordered = isinstance(indices, DistributedSampler) and not indices.shuffle
         self.is_list = isinstance(loader, list | tuple)
-        is_ordered |= self.is_list or isinstance(indices, SequentialSampler)
-        self.is_in_order = is_ordered
+        self.is_in_order = self.is_list or isinstance(indices, SequentialSampler)
+        if isinstance(indices, DistributedSampler) and not indices.shuffle:
+            self.is_in_order = True
         data, count = length_of(getattr(loader, "dataset", None)), length_of(indices)
         if self.is_list:
             rows = [n for batch in loader if (n := rows_of(batch)) is not None]
@@ -306,14 +306,14 @@ class Loader:
             self.num_data = min(count or data, data) if is_part else data
             if isinstance(indices, WeightedRandomSampler):
                 self.num_data = int(indices.weights.count_nonzero())
-        # Passes take each datum once, in any order.
-        repeats = getattr(indices, "replacement", False)
-        #: True of loaders whose minibatches are parts of a pass; None if unknown.
-        self.is_pass = None if indices is None and not self.is_list else not draws
-        self.has_repeats = bool(repeats)
-        self.is_pass = self.is_pass and not repeats
+        self.has_repeats = bool(getattr(indices, "replacement", False))
+        #: True of loaders whose minibatches are parts of a pass, which takes each datum
+        #: once, in any order; None if unknown.
+        self.is_pass: bool | None = None
+        if indices is not None or self.is_list:
+            self.is_pass = not (draws or self.has_repeats)
         size = getattr(batches, "batch_size", None)
-        if size and count and is_ordered:
+        if size and count and self.is_in_order:
             self._unseen = count % size * getattr(batches, "drop_last", False)
             self._sizes = [size, count % size or size] if count > size else []
 

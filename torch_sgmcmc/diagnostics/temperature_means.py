@@ -352,20 +352,19 @@ class Means:
         tests = 3 if self.series[-1].gradient_bias.count else 2
         sure = 1 - rate / (tests * max(self.num_tensors, 1))
         for i, (step, means) in enumerate(zip(self._steps, self.series, strict=False)):
-            t, kinetic = step.temperature, means.kinetic
+            t = step.temperature
             if t <= 0:
                 continue
+            if means.kinetic.count:
+                fault, deviation = self._deviation(i, budget, sure)
+                if fault:
+                    found.append((i, fault, deviation))
             for series, fault in (
                 (means.gradient_bias, "biased gradient"),
                 (means.excess, "not in equilibrium"),
             ):
-                is_excess = series is means.excess
                 size = abs(series.mean) / t
-                width = series.half_width(sure, widest=is_excess) / t
-                if is_excess and kinetic.count:
-                    fault_of_kinetic, deviation = self._deviation(i, budget, sure)
-                    if fault_of_kinetic:
-                        found.append((i, fault_of_kinetic, deviation))
+                width = series.half_width(sure, widest=series is means.excess) / t
                 # Significantly different from 0.
                 if size > width and size > _LEAST_EXCESS:
                     found.append((i, fault, size))

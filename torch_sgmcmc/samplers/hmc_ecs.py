@@ -266,11 +266,7 @@ class HMCECS(SharedSettings):
 
     def _check_ranks(self) -> None:
         super()._check_ranks()
-        refuse_several_ranks(
-            context_of(self),
-            "subsamples",
-            "Give each rank its own chain, with a process_group of that rank alone",
-        )
+        refuse_several_ranks(context_of(self), "subsamples")
 
     def _check_group(self, group: dict[str, Any]) -> None:
         super()._check_group(group)

@@ -233,11 +233,7 @@ class SBPS(SharedSettings):
 
     def _check_ranks(self) -> None:
         super()._check_ranks()
-        refuse_several_ranks(
-            context_of(self),
-            "minibatches",
-            "Give each rank its own chain, with a process_group of that rank alone",
-        )
+        refuse_several_ranks(context_of(self), "minibatches")
 
     @property
     def model(self) -> nn.Module | None:
