@@ -225,7 +225,7 @@ def _burn_in(law: Law, d: int) -> int:
         count += stretch
 
 
-def check_transient(experiment: Experiment) -> None:
+def check_transient(experiment: Experiment, stops: Sequence[int] = (2, 4, 12)) -> None:
     """Checks the law of a chain on a Gaussian target soon after a fixed start."""
     law = experiment.law
     mean, cov = law.cycle.stationary()
@@ -235,7 +235,7 @@ def check_transient(experiment: Experiment) -> None:
     spread = law.start
     chains = Chains(experiment, start)
     done = 0
-    for stop in (2, 4, 12):
+    for stop in stops:
         chains.advance((stop - done) * law.steps)
         expected, spread = law.cycle.power(stop - done).push(expected, spread)
         done, found = stop, chains.state(law.state)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from harness.statistics import AffineMap, Array
 from harness.targets import GaussianMean, Quadratic
-from torch_sgmcmc import EWSG, PSGLD, SGHMC, SGLD, SGNHT
+from torch_sgmcmc import BAOA, EWSG, PSGLD, SGHMC, SGLD, SGNHT
 
 # Every numeric hyperparameter as an array with one value for each coordinate.
 Coordinates = Mapping[str, Array]
@@ -43,7 +43,8 @@ class Method:
         build: ``build(params, **settings)`` makes the sampler.
         law: its chain on a Gaussian target.
         inertia: (m, σ²) of its update of θ written as
-            θ'' = θ' + m (θ' - θ) - lr U'(θ') + N(0, σ²).
+            θ'' = θ' + m (θ' - θ) - lr U'(θ') + N(0, σ²); None where noise is not
+            independent in time.
         settings: settings beyond those that all samplers share, where a test has no
             wish of its own.
         chooses: it takes a closure and chooses among the minibatches: the law holds
@@ -54,7 +55,7 @@ class Method:
     name: str
     build: Callable[..., Optimizer]
     law: Callable[[Quadratic | GaussianMean, Coordinates], Law]
-    inertia: Callable[[Coordinates], tuple[float, float]]
+    inertia: Callable[[Coordinates], tuple[float, float]] | None
     settings: Mapping[str, Any] = field(default_factory=dict)
     chooses: bool = False
 
@@ -123,6 +124,27 @@ def sghmc_law(target: Quadratic | GaussianMean, c: Coordinates) -> Law:
     return Law(cycle, start, every, ("momentum",))
 
 
+def baoa_law(target: Quadratic | GaussianMean, c: Coordinates) -> Law:
+    """v <- v - lr g, θ <- θ + v / 2, v <- m v + N(0, ...), θ <- θ + v / 2."""
+    drift, pull, blur = _drift(target, c)
+    d = len(pull)
+    one, nothing = np.eye(d), np.zeros((d, d))
+    kick = AffineMap(
+        np.block([[one, nothing], [-drift, one]]),
+        np.concatenate([0 * pull, pull]),
+        np.block([[nothing, nothing], [nothing, blur]]),
+    )
+    half = np.block([[one, one / 2], [nothing, one]])
+    move = AffineMap(half, np.zeros(2 * d), np.zeros((2 * d, 2 * d)))
+    m = c["momentum"]
+    injected = _injected(c, (1 - m**2) / 2 - (1 + m) ** 2 / 4 * c["noise_estimate"])
+    heat = np.diag(np.concatenate([0 * m, injected]))
+    thermostat = AffineMap(np.diag(np.concatenate([m**0, m])), np.zeros(2 * d), heat)
+    start = np.diag(np.concatenate([0 * m, _injected(c, 0.5)]))
+    cycle = kick.then(move).then(thermostat).then(move)
+    return Law(cycle, start, state=("momentum",))
+
+
 def _ewsg(params: Any, **settings: Any) -> EWSG:
     first = params[0]["params"] if isinstance(params[0], dict) else params
     return EWSG(params, num_chains=len(first[0]), **settings)
@@ -186,6 +208,7 @@ _MOMENTUM = {"momentum": 0.6}
 METHODS: tuple[Method, ...] = (
     Method("SGLD", SGLD, sgld_law, _no_inertia),
     Method("SGHMC", SGHMC, sghmc_law, _inertia, _MOMENTUM),
+    Method("BAOA", BAOA, baoa_law, None, _MOMENTUM),
     Method("EWSG", _ewsg, sghmc_law, _inertia, _MOMENTUM, chooses=True),
     Method("PSGLD frozen", frozen_psgld, psgld_law, _no_inertia, {"eps": 0.1}),
     # Thermostats too slow to move: SGHMC, everything but the thermostats themselves.

@@ -7,7 +7,10 @@ import numpy as np
 import operator_tensors as tensors
 import pytest
 import torch
-from harness.statistics import AffineMap, StatisticalError, check_gaussian, check_z
+from harness import chains as checks
+from harness.methods import METHODS
+from harness.statistics import check_z
+from harness.targets import Quadratic
 from levels import at_levels
 from operator_tensors import TARGET as OF_OPERATORS
 from reference import Exact, draw
@@ -19,6 +22,7 @@ from torch_sgmcmc.core import ops as ops
 pytestmark = pytest.mark.full
 
 CHAINS = 100_000
+BAOA = next(method for method in METHODS if method.name == "BAOA")
 # Of a mean loss (θ - CENTRE)² / 2 by minibatches whose gradients are N(0, noise²) off.
 CENTRE, START = -0.4, 0.6
 PRIOR = {"prior_precision": 3.0, "prior_mean": 0.5}
@@ -33,19 +37,16 @@ def friction(momentum):
     return 2 * (1 - momentum) / (1 + momentum)
 
 
-def one_step(lr, momentum, noise, estimate):
-    """The map of (θ, v): a kick, half a drift, friction, half a drift."""
-    nothing = np.zeros((2, 2))
-    kick = AffineMap(
-        np.array([[1.0, 0.0], [-lr * CURVATURE, 1.0]]),
-        np.array([0.0, lr * CURVATURE * MEAN]),
-        np.diag([0.0, (lr * noise) ** 2]),
-    )
-    drift = AffineMap(np.array([[1.0, 0.5], [0.0, 1.0]]), np.zeros(2), nothing)
-    injected = (1 - momentum**2) - (1 + momentum) ** 2 * estimate / 2
-    heat = np.diag([0.0, injected * lr * HEAT])
-    thermostat = AffineMap(np.diag([1.0, momentum]), np.zeros(2), heat)
-    return kick.then(drift).then(thermostat).then(drift)
+def experiment(lr, momentum, noise, estimate=0.0):
+    blur = np.array([[noise**2]]) if noise else None
+    target = Quadratic(np.eye(1), np.array([CENTRE]), blur)
+    own = {"lr": lr, "momentum": momentum, "noise_estimate": estimate}
+    settings, options = {**TARGET, **own}, {"chains": CHAINS, "dtype": torch.float64}
+    return checks.Experiment(BAOA, target, settings, **options, seed=7)
+
+
+def one_step(*numbers):
+    return experiment(*numbers).law.cycle
 
 
 def set_noisy(p, noise, generator):
@@ -59,11 +60,6 @@ def started(lr, momentum, estimate=0.0):
     return p, sg.BAOA([("theta", p)], lr, momentum, **options, seed=7)
 
 
-def check_places(sampler, p, mean, cov, label):
-    places = torch.stack([p.detach(), sampler.state[p]["momentum"]], 1)
-    check_gaussian(places.numpy(), mean=mean, cov=cov, label=label)
-
-
 @pytest.mark.parametrize(
     ("momentum", "noise", "part"),
     at_levels(
@@ -73,31 +69,8 @@ def check_places(sampler, p, mean, cov, label):
     ),
 )
 def test_the_chain_follows_its_law(momentum, noise, part):
-    estimate = part * friction(momentum)
-    check_law(*started(LR, momentum, estimate), momentum, noise, estimate)
-
-
-LR = 0.3
-
-
-def check_law(p, sampler, momentum, noise, estimate):
-    step = one_step(LR, momentum, noise, estimate)
-    g = torch.Generator().manual_seed(1)
-    law = np.array([START, 0.0]), np.diag([0.0, LR * HEAT])
-    for count in range(1, 31):
-        set_noisy(p, noise, g)
-        sampler.step()
-        law = step.push(*law)
-        if count in (2, 7, 30):
-            check_places(sampler, p, *law, f"step {count}")
-
-
-@pytest.mark.default
-def test_a_wrong_temperature_is_caught():
-    p, sampler = started(LR, 0.6)
-    sampler.param_groups[0]["temperature"] *= 1.1
-    with pytest.raises(StatisticalError):
-        check_law(p, sampler, 0.6, 0.5, 0.0)
+    given = experiment(0.3, momentum, noise, part * friction(momentum))
+    checks.check_transient(given, (2, 7, 30))
 
 
 @pytest.mark.parametrize(
@@ -105,16 +78,12 @@ def test_a_wrong_temperature_is_caught():
 )
 def test_no_step_has_an_error_on_a_quadratic(lr, momentum):
     """And none is unstable up to lr k = 4; SGHMC's variance is 2.4 times as large."""
-    p, sampler = started(lr, momentum)
-    with torch.no_grad():
-        g = torch.Generator().manual_seed(4)
-        z = torch.randn(CHAINS, generator=g, dtype=torch.float64)
-        p.copy_(MEAN + math.sqrt(HEAT / CURVATURE) * z)
-    for _ in range(150):
-        set_noisy(p, 0.0, g)
-        sampler.step()
+    given = experiment(lr, momentum, 0.0)
+    mean, cov = given.law.cycle.stationary()
     exact = HEAT * np.array([[1 / CURVATURE, lr / 2], [lr / 2, lr]])
-    check_places(sampler, p, np.array([MEAN, 0.0]), exact, "the target")
+    np.testing.assert_allclose(mean, [MEAN, 0.0], atol=1e-12)
+    np.testing.assert_allclose(cov, exact, rtol=1e-9)
+    checks.check_stationary(given)
 
 
 @pytest.mark.parametrize(

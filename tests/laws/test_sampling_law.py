@@ -64,7 +64,9 @@ def test_no_experiment_is_blind(experiment):
         checks.assert_caught(checks.check_transient, wrong)
 
 
-@every_method
+@pytest.mark.parametrize(
+    "method", [m for m in METHODS if m.inertia], ids=lambda m: m.name
+)
 def test_double_well(method):
     checks.check_double_well(suite.double_well(method))
 
@@ -113,7 +115,7 @@ def test_momentum_is_stationary_from_the_start():
 
 
 @pytest.mark.default
-def test_noise_account():
+def test_noise_account():  # BAOA's: test_baoa_law.py
     checks.check_stationary(suite.accounted(SGHMC))
     checks.check_transient(suite.accounted(SGHMC))
 
