@@ -264,6 +264,13 @@ def set_threads():
 
 
 @pytest.fixture
+def set_default_device():
+    """Sets torch's default device, as scripts do for a GPU, for this test alone."""
+    yield torch.set_default_device
+    torch.set_default_device(None)
+
+
+@pytest.fixture
 def one_thread(set_threads):
     """Matrix products may depend on the number of threads; updates do not."""
     set_threads(1)

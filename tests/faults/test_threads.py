@@ -24,12 +24,9 @@ FORKED_STEPS = Path(__file__).with_name("forked_steps.py")
 
 
 @pytest.fixture
-def three_threads():
+def three_threads(set_threads):
     """Operators share their work among three."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(threads)
+    set_threads(3)
 
 
 @pytest.fixture

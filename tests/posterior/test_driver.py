@@ -80,13 +80,11 @@ def test_a_kill_leaves_no_trace(tmp_path):
 
 
 @pytest.mark.usefixtures("forked")
-def test_processes(tmp_path):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        one = run(tmp_path / "one", chains=2)
-    finally:
-        torch.set_num_threads(threads)
+def test_processes(tmp_path, set_threads):
+    before = torch.get_num_threads()
+    set_threads(1)
+    one = run(tmp_path / "one", chains=2)
+    set_threads(before)
     two = run(tmp_path / "two", chains=2, processes=2)
     assert len(one) == len(two) > 0
     assert contents(tmp_path / "one") == contents(tmp_path / "two")

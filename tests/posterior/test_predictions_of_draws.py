@@ -283,19 +283,11 @@ def test_averaged_models_have_plain_names():
     assert torch.equal(sg.predict(net, [averaged], x).mean, expected)
 
 
-@pytest.fixture
-def on_meta():
-    """Sets a default device, as scripts do for a GPU."""
-    torch.set_default_device("meta")
-    yield
-    torch.set_default_device(None)
-
-
-def test_any_default_device(tmp_path, request):
+def test_any_default_device(tmp_path, set_default_device):
     network, batches = model(), [*loader()]
     sampler = sghmc(network.named_parameters(), seed=0)
     x = batches[0][0]
-    request.getfixturevalue("on_meta")
+    set_default_device("meta")
     with sg.Collector(sampler, network, tmp_path):
         for batch in batches * 3:
             sampler.zero_grad()

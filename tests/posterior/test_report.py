@@ -465,16 +465,12 @@ def test_temperatures_exclude_the_burn_in(tmp_path):
     assert sg.report(None, tmp_path).runs[0].num_observed == 60
 
 
-def test_any_default_device():
-    """Scripts set one for a GPU."""
+def test_any_default_device(set_default_device):
     draws, monitor, _samplers = chains_of(chains=2, steps=600)
     line, options = Line(), {"monitor": monitor, "link": "identity"}
     expected = sg.report(line, draws, INPUTS, **options)
-    torch.set_default_device("meta")
-    try:
-        found = sg.report(line, draws, INPUTS, **options)
-        titles = [axes.get_title() for axes in found.plot().axes]
-    finally:
-        torch.set_default_device(None)
+    set_default_device("meta")
+    found = sg.report(line, draws, INPUTS, **options)
+    titles = [axes.get_title() for axes in found.plot().axes]
     assert found.json() == expected.json() and str(found) == str(expected)
     assert "autocorrelation, to where noise begins" in titles

@@ -250,9 +250,7 @@ def test_chains_too_slow_to_measure(monkeypatch):
         calibrate(lambda p, s: sg.SGLD(p, 1e-5, **TARGET, seed=s), simulations=20)
 
 
-def test_any_default_device() -> None:
-    """Scripts set one for a GPU."""
-
+def test_any_default_device(set_default_device) -> None:
     def normal(*shape, generator):
         return torch.randn(*shape, generator=generator, device="cpu")
 
@@ -272,9 +270,5 @@ def test_any_default_device() -> None:
         )
 
     expected = calibrated()
-    torch.set_default_device("meta")
-    try:
-        found = calibrated()
-        assert found.summary() == expected.summary()
-    finally:
-        torch.set_default_device(None)
+    set_default_device("meta")
+    assert calibrated().summary() == expected.summary()

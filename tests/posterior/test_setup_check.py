@@ -424,16 +424,12 @@ def test_a_check_changes_no_draw(tmp_path):
     assert contents(tmp_path / "True") == contents(tmp_path / "False")
 
 
-def test_any_default_device():
-    """Scripts set one for a GPU."""
+def test_any_default_device(set_default_device):
     model, loss, loader, sampler = setup(sampler=partial(SGHMC, lr=0.03))
     batches = [*loader]
     expected = sg.check_setup(model, loss, batches, sampler)
-    torch.set_default_device("meta")
-    try:
-        found = sg.check_setup(model, loss, batches, sampler)
-    finally:
-        torch.set_default_device(None)
+    set_default_device("meta")
+    found = sg.check_setup(model, loss, batches, sampler)
     assert [p.kind for p in found.issues] == [p.kind for p in expected.issues]
     assert found.curvature == pytest.approx(expected.curvature, rel=1e-6)
     assert found.heating == pytest.approx(expected.heating, rel=1e-6)

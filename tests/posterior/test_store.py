@@ -309,19 +309,15 @@ def test_a_writer_keeps_no_numbers_of_its_draws(tmp_path):
         assert [file.columns for file in writer.files.files] == [{}]
 
 
-def test_any_default_device(tmp_path):
-    torch.set_default_device("meta")
-    try:
-        with torch.device("cpu"):
-            expected = [draw(i) for i in range(3)]
-        for folder in (tmp_path / "a", None):
-            store = sg.SampleStore(folder)
-            with sg.SampleWriter(store, expected[0]) as writer:
-                for i, one in enumerate(expected):
-                    writer.append(one, step=i)
-            assert all(map(same, store.refresh(), expected))
-    finally:
-        torch.set_default_device(None)
+def test_any_default_device(tmp_path, set_default_device):
+    expected = [draw(i) for i in range(3)]
+    set_default_device("meta")
+    for folder in (tmp_path / "a", None):
+        store = sg.SampleStore(folder)
+        with sg.SampleWriter(store, expected[0]) as writer:
+            for i, one in enumerate(expected):
+                writer.append(one, step=i)
+        assert all(map(same, store.refresh(), expected))
 
 
 # ---- Resuming ------------------------------------------------------------------------

@@ -358,25 +358,21 @@ def test_the_operator_sums_each_tensor_by_itself(kind, dtype):
 
 
 @pytest.mark.default
-def test_threads_and_state_do_not_change_a_bit():
+def test_threads_and_state_do_not_change_a_bit(set_threads):
     def series(threads, interrupted):
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            params = [nn.Parameter(torch.linspace(-1, 1, 50_000))]
-            sampler = sg.SGHMC(params, 0.01, **TARGET)
-            monitor = sg.TemperatureMonitor(sampler, every=2, center="current")
-            run(sampler, params, 24)
-            if interrupted:
-                state = copy.deepcopy(monitor.state_dict())
-                monitor.detach()
-                center = [torch.linspace(-1, 1, 50_000)]
-                monitor = sg.TemperatureMonitor(sampler, every=7, center=center)
-                monitor.load_state_dict(state)
-            run(sampler, params, 26)
-            return tree_map_only(Tensor, Tensor.tolist, monitor.state_dict())
-        finally:
-            torch.set_num_threads(before)
+        set_threads(threads)
+        params = [nn.Parameter(torch.linspace(-1, 1, 50_000))]
+        sampler = sg.SGHMC(params, 0.01, **TARGET)
+        monitor = sg.TemperatureMonitor(sampler, every=2, center="current")
+        run(sampler, params, 24)
+        if interrupted:
+            state = copy.deepcopy(monitor.state_dict())
+            monitor.detach()
+            center = [torch.linspace(-1, 1, 50_000)]
+            monitor = sg.TemperatureMonitor(sampler, every=7, center=center)
+            monitor.load_state_dict(state)
+        run(sampler, params, 26)
+        return tree_map_only(Tensor, Tensor.tolist, monitor.state_dict())
 
     whole = series(1, False)
     assert series(4, False) == whole
