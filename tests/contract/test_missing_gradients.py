@@ -28,22 +28,6 @@ def test_a_frozen_parameter_does_not_move(kind):
     assert not all(moved)
 
 
-def test_its_neighbours_are_as_without_it():
-    def run(kind, freezes):
-        a, b = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.ones(200))
-        a.requires_grad_(not freezes)
-        sampler = kind([a, b], lr=0.1, num_data=10, seed=0)
-        for _ in range(5):
-            a.grad, b.grad = (
-                torch.zeros_like(p) if p is b or freezes else None for p in (a, b)
-            )
-            sampler.step()
-        return b.detach()
-
-    for kind in (sg.SGLD, sg.SGHMC, sg.SGNHT):
-        assert torch.equal(run(kind, True), run(kind, False))
-
-
 def test_precisions_of_frozen_layers():
     # λ ~ Gamma(501, 1 + 500): about 1.0; with the frozen 10⁵ zeros about 100.
     p = nn.Parameter(torch.randn(1000, generator=torch.Generator().manual_seed(0)))

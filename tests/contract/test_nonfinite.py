@@ -331,12 +331,19 @@ def deferred(monkeypatch):
     monkeypatch.setattr(StepPlan, "_defers", staticmethod(lambda p: True))
 
 
+def two(kind, **options):
+    """Returns two equal chains of two steps, the first of them with these options."""
+    made = []
+    for own in (options, {}):
+        params = chains.make_params()
+        made.append((chains.make(kind, params, **own), params))
+        chains.advance(*made[-1], range(2))
+    return made
+
+
 @pytest.mark.parametrize("kind", LATER)
 def test_what_the_device_finds_is_raised_later(kind, deferred):
-    params, others = chains.make_params(), chains.make_params()
-    sampler, unbroken = chains.make(kind, params), chains.make(kind, others)
-    chains.advance(sampler, params, range(2))
-    chains.advance(unbroken, others, range(2))
+    (sampler, params), (unbroken, others) = two(kind)
     chains.assert_same(params, others)
     before = snapshot(sampler)
     looks = (lambda: None, sampler.state_dict, lambda: pickle.dumps(sampler.state))
@@ -362,13 +369,7 @@ def test_the_host_waits_for_a_step_that_creates_state(kind, value, deferred):
 
 @pytest.mark.parametrize("kind", LATER)
 def test_what_the_device_leaves_out_is_counted(kind, deferred):
-    params, others = chains.make_params(), chains.make_params()
-    sampler, unbroken = (
-        chains.make(kind, params, nonfinite="skip"),
-        chains.make(kind, others),
-    )
-    chains.advance(sampler, params, range(2))
-    chains.advance(unbroken, others, range(2))
+    (sampler, params), (unbroken, others) = two(kind, nonfinite="skip")
     for i in range(2, 5):
         bad_step(sampler, params, 7, "inf")
         if i % 2:
@@ -402,14 +403,8 @@ CAPTURABLE = [k for k in chains.KINDS if "capturable" in k]
 @pytest.mark.parametrize("kind", CAPTURABLE)
 def test_counters_on_the_device(kind, deferred):
     # As in a CUDA graph, which the host does not see: nothing is raised.
-    params, others = chains.make_params(), chains.make_params()
     choice = "raise" if kind == CAPTURABLE[0] else "skip"
-    sampler, unbroken = (
-        chains.make(kind, params, nonfinite=choice),
-        chains.make(kind, others),
-    )
-    chains.advance(sampler, params, range(2))
-    chains.advance(unbroken, others, range(2))
+    (sampler, params), (unbroken, others) = two(kind, nonfinite=choice)
     for i in range(2, 5):
         for value in BAD:
             bad_step(sampler, params, 7, value)

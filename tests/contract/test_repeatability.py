@@ -128,7 +128,7 @@ def test_a_gradient_that_comes_and_goes():
     short.assert_same(params[1:], others[1:])
 
 
-@each
+@pytest.mark.parametrize("kind", [*short.THREE, "EWSG", "SGNHT"])
 def test_frozen_parameters(kind):
     net, twin = (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 2)) for _ in range(2))
     twin.load_state_dict(net.state_dict())
@@ -142,6 +142,8 @@ def test_frozen_parameters(kind):
             model.zero_grad()
             loss = torch.rand(()) * model(x).square().mean()
             loss.backward(create_graph=kind == "PSGLD")
+            # As zero_grad(set_to_none=False) leaves it, or none.
+            net[0].weight.grad = torch.zeros_like(net[0].weight)
             if model is twin:
                 drop(list(twin[0].parameters()))
             return loss
