@@ -192,7 +192,8 @@ inline constexpr ScalarArg kResampleEvery{"resample_momentum_every",
                                           Domain::kCount, 0};
 inline constexpr ScalarArg kThermostatRate{"thermostat_rate",
                                            Domain::kNotNegative};
-// Factors of momenta and thermostats for changed settings (host/rescaling.h).
+// Factors of momenta and thermostats for changed settings
+// (libtorch/rescaling.cpp).
 inline constexpr ScalarArg kMomentumScale{"momentum_scale",
                                           Domain::kNotNegative, 1};
 inline constexpr ScalarArg kThermostatScale{"thermostat_scale",
