@@ -65,7 +65,7 @@ inline void AddRows(const double* rows, int64_t count, int64_t width,
 // a · b, as one row.
 inline double Product(const double* a, const double* b, int64_t width) {
   double result = 0;
-  RowProducts(a, 1, width, b, &result);
+  SG_CALL_ON(ActiveIsa(), RowProducts(a, 1, width, b, &result));
   return result;
 }
 

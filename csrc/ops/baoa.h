@@ -5,8 +5,8 @@
 //   v     <- m u + sqrt((1 + m)^2 (f - beta) lr T / (2 N)) xi
 //   theta <- theta + (u + v) / 2     (the new v)
 //
-// with f = 1 unless lr, T or N have changed (host/rescaling.h), g = grad +
-// (lambda / N) (theta - mu), m the momentum and f = 2 (1 - m) / (1 + m).
+// with f = 1 unless lr, T or N have changed (libtorch/rescaling.cpp), g = grad
+// + (lambda / N) (theta - mu), m the momentum and f = 2 (1 - m) / (1 + m).
 // Without beta the noise is an exact Ornstein-Uhlenbeck step's: BAOAB of
 // Leimkuhler and Matthews 2013, observed at its gradient. beta = lr N Var(grad)
 // / (2 T) is the minibatches' noise, to first order in lr.
@@ -100,14 +100,8 @@ struct BAOAStep : UpdatedBy<BAOAUpdate> {
       .noise = Noise::kUpdate,
       .has_prior_mean = true};
   static std::string Refusal(const auto& call) {
-    const double friction = BAOAFriction(call("momentum"));
-    const double estimate = call("noise_estimate");
-    // Up to rounding.
-    if (estimate <= friction + 1e-12) return "";
-    return "Invalid noise_estimate: " + std::to_string(estimate) +
-           " (must not exceed the friction 2 (1 - momentum) / (1 + momentum)"
-           " = " +
-           std::to_string(friction) + ")";
+    return RefusalOfEstimate(call, BAOAFriction(call("momentum")),
+                             "2 (1 - momentum) / (1 + momentum)");
   }
 };
 

@@ -4,6 +4,8 @@
 //   g = grad + (lambda / N) (theta - mu).
 #pragma once
 
+#include <string>
+
 #include "random/arithmetic.h"
 #include "random/macros.h"
 
@@ -18,6 +20,17 @@ double WeightDecay(const auto& number) {
 // lr T / N.
 double ScaledTemperature(const auto& number) {
   return number("lr") * number("temperature") / number("num_data");
+}
+
+// A message if a noise estimate exceeds the friction, which is `what`.
+std::string RefusalOfEstimate(const auto& number, double friction,
+                              const char* what) {
+  const double estimate = number("noise_estimate");
+  // momentum 0.9 and noise_estimate 0.1 add up to 1 only after rounding.
+  if (estimate <= friction + 1e-12) return "";
+  return "Invalid noise_estimate: " + std::to_string(estimate) +
+         " (must not exceed the friction " + what + " = " +
+         std::to_string(friction) + ")";
 }
 
 // An update by this gradient.

@@ -3,8 +3,8 @@
 //   v     <- (1 - alpha) f v - lr g + sqrt(2 (alpha - beta) lr T / N) xi
 //   theta <- theta + v     (the new v)
 //
-// with f = 1 unless lr, T or N have changed (host/rescaling.h), g = grad +
-// (lambda / N) (theta - mu) and alpha = 1 - momentum: eq. 15 of Chen, Fox and
+// with f = 1 unless lr, T or N have changed (libtorch/rescaling.cpp), g = grad
+// + (lambda / N) (theta - mu) and alpha = 1 - momentum: eq. 15 of Chen, Fox and
 // Guestrin 2014 with eta = lr / N. beta = lr N Var(grad) / (2 T) is the
 // minibatches' noise. With Var(grad) for each coordinate, 2 (alpha - beta) lr T
 // / N is 2 alpha lr T / N - lr^2 Var(grad).
@@ -89,7 +89,10 @@ class SGHMCMove : public PosteriorGradient<Real> {
 
  protected:
   SG_INLINE void Move(auto& x, Real g, Real xi) const {
-    x[2] = Fma(momentum_, x[2], Fma(minus_lr_, g, noise_scale_ * xi));
+    MoveWith(noise_scale_ * xi, x, g);
+  }
+  SG_INLINE void MoveWith(Real noise, auto& x, Real g) const {
+    x[2] = Fma(momentum_, x[2], Fma(minus_lr_, g, noise));
     x[0] = x[0] + x[2];
   }
 
@@ -115,38 +118,29 @@ class SGHMCUpdate : public SGHMCMove<Real> {
 
 // The same with the gradient's variance known for each coordinate.
 template <class Real>
-class SGHMCNoiseAwareUpdate : public PosteriorGradient<Real> {
+class SGHMCNoiseAwareUpdate : public SGHMCMove<Real> {
  public:
   static constexpr std::array<Role, 5> kRoles = {
       Role::kParameter, Role::kGradient, Role::kState, Role::kStatistic,
       Role::kPriorMean};
 
   explicit SGHMCNoiseAwareUpdate(const SGHMCCoefficients& c)
-      : PosteriorGradient<Real>(c.weight_decay, c.prior_mean),
-        minus_lr_(static_cast<Real>(-c.lr)),
-        momentum_(static_cast<Real>(c.momentum * c.momentum_scale)),
+      : SGHMCMove<Real>(c),
         noise_variance_(static_cast<Real>(c.NoiseVariance())),
-        minus_lr_squared_(static_cast<Real>(-c.lr * c.lr)),
-        filter_(c.filter) {}
+        minus_lr_squared_(static_cast<Real>(-c.lr * c.lr)) {}
 
   SG_HOST_DEVICE bool needs_noise() const { return noise_variance_ != 0; }
-  SG_HOST_DEVICE bool skips(uint64_t step) const { return filter_.Skips(step); }
 
   SG_INLINE void operator()(Real (&x)[5], Real xi) const {
     const Real g = this->Gradient(x[0], x[4], x[1]);
     // Not negative up to rounding, as the caller has checked.
     const Real variance = Fma(minus_lr_squared_, x[3], noise_variance_);
-    const Real noise = sqrt(variance > 0 ? variance : Real(0)) * xi;
-    x[2] = Fma(momentum_, x[2], Fma(minus_lr_, g, noise));
-    x[0] = x[0] + x[2];
+    this->MoveWith(sqrt(variance > 0 ? variance : Real(0)) * xi, x, g);
   }
 
  private:
-  Real minus_lr_;
-  Real momentum_;
   Real noise_variance_;
   Real minus_lr_squared_;
-  EveryKSteps filter_;
 };
 
 // The same in the coordinates theta / sqrt(G), with a number G > 0 for each
@@ -201,13 +195,7 @@ struct SGHMCStep {
       .has_prior_mean = true};
 
   static std::string Refusal(const auto& call) {
-    const double friction = 1 - call("momentum");
-    const double estimate = call("noise_estimate");
-    // momentum 0.9 and noise_estimate 0.1 add up to 1 only after rounding.
-    if (estimate <= friction + 1e-12) return "";
-    return "Invalid noise_estimate: " + std::to_string(estimate) +
-           " (must not exceed the friction 1 - momentum = " +
-           std::to_string(friction) + ")";
+    return RefusalOfEstimate(call, 1 - call("momentum"), "1 - momentum");
   }
   template <class Driver, class Plan>
   static void Apply(const Driver& driver, const Plan& plan, const auto& call,

@@ -2,7 +2,7 @@
 
 Logistic regressions started at the parameters that made the data. Where |L̂| or the
 perturbed estimate is larger far away than anywhere in the posterior, one long step of a
-warm-up is enough; see the note in ``csrc/host/ecs_estimate.h``. False
+warm-up is enough; see the note in ``csrc/ops/hmc_ecs.cpp``. False
 alarms: see the note in ``harness.statistics``.
 """
 

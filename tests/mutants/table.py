@@ -104,7 +104,7 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             'minus_gain_(static_cast<Real>(number("gain")))',
             ("tests/operators/test_sbps_operators.py -k reflection",
              "tests/laws/test_sbps_law.py -k 'follows and plain'")),
-        Mutant("HMC-ECS: sign dropped", "host/ecs_estimate.h",
+        Mutant("HMC-ECS: sign dropped", "ops/hmc_ecs.cpp",
             "if (excess < 0) result.sign = -result.sign;", "",
             ("tests/operators/test_ecs_operators.py",
              f"{_ECS_LAW} 'keeps_its_law and signed'")),
@@ -164,7 +164,7 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             "this->Theta(x[0], x[5], x[1], root_of_g, xi) + gamma;",
             "this->Theta(x[0], x[5], x[1], root_of_g, xi) - gamma;",
             ("tests/laws/test_sampling_law.py -k preconditioner_without_memory",)),
-        Mutant("HMC-ECS: correction without its gradient", "host/ecs_estimate.h",
+        Mutant("HMC-ECS: correction without its gradient", "ops/hmc_ecs.cpp",
             "weights[i] = scale - square * weights[i];", "weights[i] = scale;",
             ("tests/operators/test_ecs_operators.py",
              f"{_ECS_LAW} energy_is_conserved")),
@@ -199,9 +199,9 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             '2 * number("lr") * number("temperature")',
             (_updates("test_sgld"), _law("SGLD"))),
         Mutant("SGHMC: parameters move by the old momentum", "ops/sghmc.h",
-            "    x[2] = Fma(momentum_, x[2], Fma(minus_lr_, g, noise_scale_ * xi));\n"
+            "    x[2] = Fma(momentum_, x[2], Fma(minus_lr_, g, noise));\n"
             "    x[0] = x[0] + x[2];", "    x[0] = x[0] + x[2];\n"
-            "    x[2] = Fma(momentum_, x[2], Fma(minus_lr_, g, noise_scale_ * xi));",
+            "    x[2] = Fma(momentum_, x[2], Fma(minus_lr_, g, noise));",
             (_updates("test_sghmc"), _law("SGHMC"))),
         Mutant("SGNHT: thermostats rest", "ops/sgnht.h",
             "x[3] = thermostat + Fma(gain_ * u, u, -rate_);",
@@ -224,7 +224,7 @@ BUILDS: tuple[tuple[Mutant, ...], ...] = (
             ("tests/operators/test_hmc_operators.py -k leapfrog",
              "tests/laws/test_hmc_law.py -k 'test_law and HMC and dynamics'")),
         # On small models the sampler's law moves by less than 1,500 steps show.
-        Mutant("HMC-ECS: correction of the variance left out", "host/ecs_estimate.h",
+        Mutant("HMC-ECS: correction of the variance left out", "ops/hmc_ecs.cpp",
             "result.log = result.mean - result.variance / 2;",
             "result.log = result.mean;", ("tests/operators/test_ecs_operators.py",)),
         Mutant("infinities pass the look before a step", "ops/nonfinite_loop.inl",
