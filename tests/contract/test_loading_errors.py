@@ -78,19 +78,6 @@ def test_another_kind_of_optimizer(kind, optimizer):
     )
 
 
-@each_kind
-def test_values_out_of_range(kind):
-    sampler = make(kind)
-    for key, value, message in (
-        ("lr", -1.0, "Invalid lr: -1.0 (must be finite and >= 0)"),
-        ("num_data", 0, "Invalid num_data: 0 (must be finite and > 0)"),
-        ("step", -1, "Invalid step: -1 (must be >= 0)"),
-    ):
-        state = copy.deepcopy(sampler.state_dict())
-        state["param_groups"][1][key] = value
-        refuses(sampler, state, message)
-
-
 def hyperprior(**options):
     return sg.GammaPrecision(make(sg.SGLD), **options)
 

@@ -211,14 +211,11 @@ def set_data(index, tensor):
     [
         (set_in_group(lr=-1.0), r"Invalid lr: -1"),
         (set_in_group(nonfinite="no"), r"Invalid nonfinite"),
-        (set_in_group(noise_estimate="no"), r"Invalid noise_estimate"),
         (lambda s, ps: s.param_groups[0]["params"].pop(), r"parameters"),
         (set_in_group(mommentum=1.0), r"mommentum"),
         (set_data(1, torch.ones(7)), r"reassign_noise_offsets"),
         # As many bytes, and other elements.
         (set_data(0, torch.ones(10).half()), r"reassign_noise_offsets"),
-        (set_in_group(temperature=True), r"temperature"),
-        (set_in_group(temperature=1 + 0j), r"temperature"),
         (set_in_group(lr=np.array([0.1])), r"Invalid lr"),
         (set_in_group(momentum=np.array(0.9)), r"momentum"),
     ],
