@@ -244,32 +244,6 @@ TEST(BounceClock, WarnsOfManyViolations) {
   EXPECT_EQ(BounceClock::Warning(1000, 1000, 0), "");  // half are expected
 }
 
-TEST(BounceClock, SaveAndLoadAreExact) {
-  BounceClock clock;
-  std::mt19937_64 random(8);
-  std::normal_distribution<double> normal;
-  for (int i = 0; i < 400; ++i) {
-    const NextEvent next = clock.Next(3, 0.1, Stream(5, i));
-    const double g = normal(random) + 0.3;
-    const double c2 = 0.2 + g * g / 7;
-    const BounceClock twin = BounceClock::Load(clock.Save());
-    EXPECT_EQ(twin.Save(), clock.Save());
-    const NextEvent other = twin.Next(3, 0.1, Stream(5, i));
-    EXPECT_EQ(other.event, next.event);
-    EXPECT_EQ(other.wait, next.wait);
-    EXPECT_EQ(other.rate, next.rate);
-    if (next.event == ClockEvent::kRefreshment) {
-      clock.Restart();
-    } else if (next.event == ClockEvent::kProposal &&
-               BounceClock::Accepts(next.rate, g, Stream(5, i))) {
-      clock.Bounce(next.wait, g, c2, -g);
-    } else {
-      clock.Observe(next.wait, g, c2);
-    }
-  }
-  EXPECT_GT(clock.regression().prior().lines, 20);
-}
-
 TEST(BounceClock, LoadRefusesWhatIsNoClock) {
   const double kNan = std::nan("");
   const std::string kSize = "Invalid clock: it has ";

@@ -71,28 +71,6 @@ TEST(Drivers, DeviceStepIsAddedToStep) {
   });
 }
 
-// Old momenta are forgotten in the steps that resample and only in those.
-TEST(Drivers, MomentumIsResampledOnMultiplesOfTheInterval) {
-  for (int64_t step = 0; step <= 10; ++step) {
-    State plain(7);
-    State resampling(7);
-    State other_momentum(7);
-    Call fill(Gaussian::kSpec);
-    fill.lists[0] = other_momentum.kept[0].Tensors();
-    fill.numbers[0] = 1;
-    fill.offsets = other_momentum.offsets;
-    fill.seed = 1;
-    fill.step = step;
-    fill.purpose = 5;
-    PerformBy<Gaussian, Library>(fill);
-    PerformOn<SGHMCStep, Library>(plain, {.step = step});
-    PerformOn<SGHMCStep, Library>(resampling, {.every = 5, .step = step});
-    PerformOn<SGHMCStep, Library>(other_momentum, {.every = 5, .step = step});
-    EXPECT_EQ(plain == resampling, step % 5 != 0) << "step " << step;
-    EXPECT_EQ(other_momentum == resampling, step % 5 == 0) << "step " << step;
-  }
-}
-
 TEST(Drivers, ANegativeDeviceStepLeavesEverythingAsItIs) {
   std::vector<int64_t> left_out = {kLeftOut};
   const State before(230);
@@ -169,64 +147,6 @@ TEST(Nonfinite, AnyCountClosesTheGate) {
       EXPECT_EQ(cuda_on_host::StepOrNothing(counts, 3, &device_step), kLeftOut);
     }
   }
-}
-
-// One call on all tensors, or one call a tensor, in any order.
-TEST(Drivers, SplittingIntoCallsChangesNothing) {
-  const How how{.has_all = true};
-  State together(9);
-  PerformOn<SGHMCStep, Library>(together, how);
-  State apart(9);
-  const Call all = CallOf(SGHMCStep::kSpec, apart, how);
-  constexpr size_t kMasterList = SGHMCStep::kSpec.lists.count - 1;
-  size_t masters = all.lists[kMasterList].size();
-  for (size_t i = all.lists[0].size(); i-- > 0;) {
-    Call one = all;
-    for (size_t k = 0; k < kMasterList; ++k) one.lists[k] = {all.lists[k][i]};
-    one.prior_means = TensorList{(*all.prior_means)[i]};
-    const ScalarType type = all.lists[0][i].scalar_type();
-    one.lists[kMasterList].clear();
-    if (type == ScalarType::BFloat16 || type == ScalarType::Half) {
-      one.lists[kMasterList].push_back(all.lists[kMasterList][--masters]);
-    }
-    one.offsets = {all.offsets[i]};
-    const std::vector<int64_t>& rows = *all.rows;
-    one.rows = std::vector<int64_t>{rows[2 * i], rows[2 * i + 1]};
-    PerformBy<SGHMCStep, Library>(one);
-  }
-  EXPECT_TRUE(together == apart);
-}
-
-// SGHMC's row in another order.
-struct Reordered {
-  static constexpr OpSpec kSpec = {
-      .op = "reordered_",
-      .lists = {args::kGrads, args::kParams},
-      .numbers = {args::kResampleEvery, args::kMomentumScale,
-                  args::kTemperature, args::kNumData, args::kNoiseEstimate,
-                  args::kLr, args::kPriorPrecision, args::kMomentum},
-      .has_prior_mean = true};
-};
-
-TEST(NamedCall, FindsArgumentsByTheirNames) {
-  Call call(Reordered::kSpec);
-  call.numbers = {0, 0.5, 2, 10, 0.25, 0.125, 40, 0.75};
-  call.integers[0] = 7;
-  call.common.prior_mean = 3;
-  std::vector<float> data = {1};
-  call.lists[1] = {View(data)};
-  const NamedCall<Reordered> named(call);
-  const SGHMCCoefficients c(named);
-  EXPECT_EQ(c.lr, 0.125);
-  EXPECT_EQ(c.momentum, 0.75);
-  EXPECT_EQ(c.scaled_temperature, 2 * 0.125 * 2 / 10);
-  EXPECT_EQ(c.weight_decay, 40.0 / 10);
-  EXPECT_EQ(c.noise_estimate, 0.25);
-  EXPECT_EQ(c.momentum_scale, 0.5);
-  EXPECT_EQ(c.prior_mean, 3);
-  EXPECT_EQ(named.integer("resample_momentum_every"), 7);
-  EXPECT_EQ(named.list("params").size(), 1U);
-  EXPECT_TRUE(named.list("grads").empty());
 }
 
 }  // namespace

@@ -1,7 +1,6 @@
 // The logarithm in the index chain's decisions.
 #include "host/index_chain.h"
 
-#include "statistics.h"
 #include "testing.h"
 
 namespace torch_sgmcmc {
@@ -36,8 +35,6 @@ TEST(IndexChain, LogarithmIsAccurate) {
   ExpectLog(1 - 0x1p-53);  // the largest and the smallest uniform
   ExpectLog(0x1p-53);
 }
-
-// Minibatches that are none.
 
 }  // namespace
 }  // namespace torch_sgmcmc

@@ -240,12 +240,8 @@ TEST(RateOf, SaysWhatIsNotFinite) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   EXPECT_FALSE(RateOf(Of(kLosses), 16, 1, true, kInfinity).finite());
   EXPECT_FALSE(RateOf({0, 4, 1, kInfinity}, 16, 1, true, 0).finite());
-  EXPECT_EQ(Of({1, kInfinity, 3, -kInfinity}).bad, 2);
-}
-
-TEST(Rate, KnowsWhatIsNotFinite) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
   EXPECT_FALSE(RateOf({3, 5, kInfinity, 1}, 16, 1, true, 0).finite());
+  EXPECT_EQ(Of({1, kInfinity, 3, -kInfinity}).bad, 2);
 }
 
 }  // namespace

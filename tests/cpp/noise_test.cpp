@@ -130,36 +130,8 @@ TEST_F(BoxMullerTest, IsAccurateGivenTheExactUniform) {
   }
 }
 
-TEST_F(BoxMullerTest, IsFiniteAndReachesTheDocumentedRadius) {
-  float largest = 0;
-  for (size_t i = 0; i < z0_.size(); ++i) {
-    ASSERT_TRUE(std::isfinite(z0_[i]) && std::isfinite(z1_[i]))
-        << std::hex << words_.w0[i] << " " << words_.w1[i];
-    largest = std::max({largest, std::abs(z0_[i]), std::abs(z1_[i])});
-  }
-  // sqrt(-2 ln 2^-32) = 6.6604
-  EXPECT_LE(largest, 6.661f);
-  EXPECT_GE(largest, 6.660f);
-}
-
-// The lowest two bits of the second word choose the quadrant.
-TEST(BoxMuller, UsesAllFourQuadrants) {
-  std::vector<uint32_t> w0(16, 12345), w1(16);
-  for (uint32_t i = 0; i < 16; ++i) w1[i] = 0x10000000 + i;
-  float z0[16], z1[16];
-  LaneProbes()[0].box_muller(w0.data(), w1.data(), 16, z0, z1);
-  for (int i = 0; i < 16; i += 4) {
-    EXPECT_GT(z0[i], z1[i]);           // (c, s)
-    EXPECT_LT(z0[i + 1], -z1[i + 1]);  // (-c, s)
-    EXPECT_LT(z0[i + 2], z1[i + 2]);   // (s, c)
-    EXPECT_LT(z1[i + 3], -z0[i + 3]);  // (s, -c)
-    EXPECT_EQ(z0[i], z1[i + 2]);
-    EXPECT_EQ(z0[i + 1], z1[i + 3]);
-  }
-}
-
 // Philox4x32-10 against the known-answer vectors that Random123 publishes
-// (kat_vectors), for every lane type, and the layout of the counter.
+// (kat_vectors), for every lane type.
 
 struct KnownAnswer {
   uint32_t counter[4];
@@ -190,34 +162,6 @@ TEST_P(PhiloxLanes, KnownAnswers) {
 }
 
 INSTANTIATE_LANE_TEST(PhiloxLanes);
-
-TEST(PhiloxBlock, KnownAnswers) {
-  for (const KnownAnswer& k : kKnownAnswers) {
-    uint32_t out[4];
-    portable::PhiloxBlock(
-        k.counter, static_cast<uint64_t>(k.key[1]) << 32 | k.key[0], out);
-    EXPECT_EQ(std::to_array(out), k.output);
-  }
-}
-
-// The layout is part of the checkpoint format, so it is pinned by numbers that
-// do not come from this library: the third vector, as the noise of an element.
-TEST(CounterLayout, IsPinnedByAKnownAnswer) {
-  const NoiseStream stream{
-      .seed = 0x299f31d0a4093822, .step = 0x734413198a2e, .purpose = 0x0370};
-  uint32_t out[4];
-  portable::QuadWords(stream, /*quad=*/0x85a308d3243f6a88, out);
-  EXPECT_EQ(std::to_array(out), kKnownAnswers[2].output);
-}
-
-TEST(CounterLayout, LargestStepAndPurposeFillTheWordsWithoutOverlap) {
-  const NoiseStream step{.seed = 0, .step = kMaxStep, .purpose = 0};
-  EXPECT_EQ(step.counter2(), 0xffffffffu);
-  EXPECT_EQ(step.counter3(), 0x0000ffffu);
-  const NoiseStream purpose{.seed = 0, .step = 0, .purpose = kMaxPurpose};
-  EXPECT_EQ(purpose.counter2(), 0u);
-  EXPECT_EQ(purpose.counter3(), 0xffff0000u);
-}
 
 // Gamma variates: their distribution against theory.
 

@@ -1,6 +1,6 @@
-// Plans: which memory is worked on. What is copied back where, and every
-// message for what cannot be: tests/operators/test_layouts.py,
-// test_operator_errors.py.
+// Plans: which memory is worked on. What is read from any layout and copied
+// back where: tests/operators/test_layouts.py. Every message for what cannot
+// be: test_operator_errors.py.
 #include "launch/plan.h"
 
 #include <mutex>
@@ -40,41 +40,6 @@ TEST(Plan, ContiguousTensorsAreUsedInPlace) {
   EXPECT_EQ(s.offset, 256u);
   EXPECT_EQ(s.dtype, ScalarType::Float);
   EXPECT_FALSE(plan.on_cuda());
-}
-
-TEST(Plan, ScalarsAreSegmentsAndEmptyTensorsAreNot) {
-  std::vector<float> p = {3}, g = {4};
-  const Plan plan = MakePlan({View(p.data(), {0}, {1}), View(p.data(), {}, {}),
-                              View(p.data(), {2, 0}, {1, 1})},
-                             {View(g.data(), {0}, {1}), View(g.data(), {}, {}),
-                              View(g.data(), {2, 0}, {1, 1})},
-                             {0, 128, 256});
-  ASSERT_EQ(plan.segments().size(), 1u);
-  EXPECT_EQ(plan.segments()[0].numel, 1);
-  EXPECT_EQ(plan.segments()[0].offset, 128u);
-}
-
-TEST(Plan, OtherMemoryFormatsAreReadInRowMajorOrder) {
-  std::vector<float> p = Iota(2 * 3 * 4 * 5), g = p;
-  const std::vector<std::pair<std::vector<int64_t>, std::vector<int64_t>>>
-      layouts = {
-          {{4, 5, 1, 1}, {1, 4, 1, 1}},    // transposed
-          {{2, 3, 4, 5}, {60, 1, 15, 3}},  // channels last
-          {{5, 4, 3, 2}, {24, 1, 8, 4}},
-      };
-  for (const auto& [sizes, strides] : layouts) {
-    Plan plan = MakePlan({View(p.data(), sizes, strides)},
-                         {View(g.data(), sizes, strides)}, {0});
-    const auto* found = static_cast<float*>(plan.segments()[0].data[0]);
-    for (int64_t k = 0; k < plan.segments()[0].numel; ++k) {
-      int64_t place = 0;
-      int64_t rest = k;
-      for (size_t d = 4; d-- > 0; rest /= sizes[d]) {
-        place += rest % sizes[d] * strides[d];
-      }
-      EXPECT_EQ(found[k], p[static_cast<size_t>(place)]);
-    }
-  }
 }
 
 TEST(Plan, StridesOfASingleElementDoNotMatter) {
@@ -133,31 +98,6 @@ TEST(Plan, MastersBelongToHalfPrecisionParametersAlone) {
   EXPECT_EQ(plan.segments()[1].data[kMasters], a.data());
   EXPECT_EQ(plan.segments()[2].data[kMasters], b.data());
   EXPECT_EQ(plan.segments()[2].data[1], nullptr);
-}
-
-TEST(Plan, MeansOfPriorsMayBeAbsent) {
-  std::vector<float> p = Iota(3), mean = Iota(3);
-  std::vector<BFloat16> q(3);
-  const TensorList params = {View(p), View(q)};
-  std::optional<TensorList> means;
-  const auto make = [&] {
-    return Plan("op",
-                {{"params", Role::kParameter, params},
-                 PriorMeans(means),
-                 {"grads", Role::kGradient, params}},
-                {0, 128});
-  };
-  for (int round = 0; round < 2; ++round) {
-    const Plan plan = make();
-    EXPECT_EQ(plan.segments()[0].data[kPriorMeans], nullptr);
-    EXPECT_EQ(plan.segments()[0].data[2], p.data());
-    means = TensorList();
-  }
-  means = TensorList{View(mean), View(mean)};
-  const Plan plan = make();
-  EXPECT_EQ(plan.segments()[0].data[kPriorMeans], mean.data());
-  EXPECT_EQ(plan.segments()[1].data[kPriorMeans], mean.data());
-  EXPECT_EQ(plan.segments()[0].data[1], nullptr);
 }
 
 TEST(DeviceStep, IsReadInPlace) {

@@ -338,26 +338,5 @@ TEST(Segments, InRowsAcrossMultiplesOfTwoToThe32Quads) {
   }
 }
 
-// The noise must depend on every part of the stream.
-TEST(Segments, NoiseDependsOnSeedStepAndPurpose) {
-  using Update = GaussianFill<float>;
-  const Update update(GaussianCoefficients{1.0});
-  const NoiseStream streams[] = {{0, 0, 0},
-                                 {1, 0, 0},
-                                 {0, 1, 0},
-                                 {0, 0, 1},
-                                 {uint64_t{1} << 32, 0, 0},
-                                 {0, uint64_t{1} << 32, 0}};
-  std::vector<Arrays<Update, float>> results;
-  for (const NoiseStream& stream : streams) {
-    Arrays<Update, float> x(256, 0, 1);
-    RunOn<Update, float>(update, x.SegmentAt(0), 0, 256, stream, ActiveIsa());
-    for (const Arrays<Update, float>& other : results) {
-      EXPECT_FALSE(x == other);
-    }
-    results.push_back(x);
-  }
-}
-
 }  // namespace
 }  // namespace torch_sgmcmc
