@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from harness.statistics import AffineMap, Array
+from harness.statistics import AffineMap, Array, kick, move
 from harness.targets import GaussianMean, Quadratic
 from torch_sgmcmc import BAOA, EWSG, PSGLD, SGHMC, SGLD, SGNHT
 
@@ -86,38 +86,21 @@ def sgld_law(target: Quadratic | GaussianMean, c: Coordinates) -> Law:
 def sghmc_law(target: Quadratic | GaussianMean, c: Coordinates) -> Law:
     """v <- m v - lr g + N(0, 2 (1 - m - β̂) lr T / N), then θ <- θ + v."""
     drift, pull, blur = _drift(target, c)
-    d = len(pull)
-    carry = np.diag(c["momentum"])
-    injected = _injected(c, 1 - c["momentum"] - c["noise_estimate"])
-    noise = np.diag(injected) + blur
-    one_step = AffineMap(
-        np.block([[np.eye(d) - drift, carry], [-drift, carry]]),
-        np.concatenate([pull, pull]),
-        np.block([[noise, noise], [noise, noise]]),
-    )
-    nothing = np.zeros((d, d))
-    fresh = np.diag(c["lr"] * c["temperature"] / c["num_data"])
-    start = np.block([[nothing, nothing], [nothing, fresh]])
+    m, moved = c["momentum"], move(np.ones(len(pull)))
+    noise = np.diag(_injected(c, 1 - m - c["noise_estimate"])) + blur
+    one_step = kick(drift, pull, m, noise).then(moved)
+    start = np.diag(np.concatenate([0 * m, _injected(c, 0.5)]))
     every = int(c["resample_momentum_every"][0])
     if every == 0:
         return Law(one_step, start, state=("momentum",))
     # v ~ N(lr g / (1 + m), 2 lr T / ((1 + m) N)), drawn with the update's own g, leaves
     # the part 1 / (1 + m) of its -lr g.
-    part = 1 / (1 + c["momentum"])
+    part = 1 / (1 + m)
     drawn = np.diag(part * _injected(c, 1.0))
-    draw = AffineMap(
-        np.diag(np.repeat([1.0, 0.0], d)),
-        np.zeros(2 * d),
-        np.block([[nothing, nothing], [nothing, drawn]]),
-    )
-    after_draw = _injected(c, 1 - c["momentum"] - part**2 * c["noise_estimate"])
+    draw = kick(0 * drift, 0 * pull, 0 * m, drawn)
+    after_draw = _injected(c, 1 - m - part**2 * c["noise_estimate"])
     noise = np.diag(after_draw) + part[:, None] * blur * part
-    drift, pull = part[:, None] * drift, part * pull
-    first = AffineMap(
-        np.block([[np.eye(d) - drift, carry], [-drift, carry]]),
-        np.concatenate([pull, pull]),
-        np.block([[noise, noise], [noise, noise]]),
-    )
+    first = kick(part[:, None] * drift, part * pull, m, noise).then(moved)
     cycle = draw.then(first)
     if every > 1:
         cycle = cycle.then(one_step.power(every - 1))
@@ -127,21 +110,11 @@ def sghmc_law(target: Quadratic | GaussianMean, c: Coordinates) -> Law:
 def baoa_law(target: Quadratic | GaussianMean, c: Coordinates) -> Law:
     """v <- v - lr g, θ <- θ + v / 2, v <- m v + N(0, ...), θ <- θ + v / 2."""
     drift, pull, blur = _drift(target, c)
-    d = len(pull)
-    one, nothing = np.eye(d), np.zeros((d, d))
-    kick = AffineMap(
-        np.block([[one, nothing], [-drift, one]]),
-        np.concatenate([0 * pull, pull]),
-        np.block([[nothing, nothing], [nothing, blur]]),
-    )
-    half = np.block([[one, one / 2], [nothing, one]])
-    move = AffineMap(half, np.zeros(2 * d), np.zeros((2 * d, 2 * d)))
-    m = c["momentum"]
+    m, half = c["momentum"], move(np.full(len(pull), 0.5))
     injected = _injected(c, (1 - m**2) / 2 - (1 + m) ** 2 / 4 * c["noise_estimate"])
-    heat = np.diag(np.concatenate([0 * m, injected]))
-    thermostat = AffineMap(np.diag(np.concatenate([m**0, m])), np.zeros(2 * d), heat)
+    thermostat = kick(0 * drift, 0 * pull, m, np.diag(injected))
+    cycle = kick(drift, pull, m**0, blur).then(half).then(thermostat).then(half)
     start = np.diag(np.concatenate([0 * m, _injected(c, 0.5)]))
-    cycle = kick.then(move).then(thermostat).then(move)
     return Law(cycle, start, state=("momentum",))
 
 

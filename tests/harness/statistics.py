@@ -209,3 +209,19 @@ class AffineMap:
     def radius(self) -> float:
         """The spectral radius: how much of the start survives one move."""
         return float(np.max(np.abs(np.linalg.eigvals(self.a))))
+
+
+def kick(pull: Array, shift: Array, carry: Array, noise: Array) -> AffineMap:
+    """v <- carry v - pull θ + shift + N(0, noise), the state being θ and v."""
+    nothing = 0 * pull
+    return AffineMap(
+        np.block([[np.eye(len(pull)), nothing], [-pull, np.diag(carry)]]),
+        np.concatenate([0 * shift, shift]),
+        np.block([[nothing, nothing], [nothing, noise]]),
+    )
+
+
+def move(speed: Array) -> AffineMap:
+    """θ <- θ + speed v."""
+    a = np.eye(2 * len(speed)) + np.diag(speed, k=len(speed))
+    return AffineMap(a, np.zeros(len(a)), 0 * a)

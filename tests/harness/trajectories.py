@@ -59,20 +59,10 @@ class GaussianProblem:
 
     def leapfrog(self, step_size: float, num_steps: int) -> statistics.AffineMap:
         """Returns the matrix by which a trajectory maps (θ, r)."""
-        d = len(self.mean)
-        one, zero = np.eye(d), np.zeros((d, d))
-        still = np.zeros((2 * d, 2 * d))
-
-        def kick(size: float) -> statistics.AffineMap:
-            pull = size * self.precision
-            shift = np.concatenate([np.zeros(d), pull @ self.mean])
-            move = np.block([[one, zero], [-pull, one]])
-            return statistics.AffineMap(move, shift, still)
-
-        speed = step_size * np.diag(1 / self.masses)
-        move = np.block([[one, speed], [zero, one]])
-        drift = statistics.AffineMap(move, np.zeros(2 * d), still)
-        half = kick(step_size / 2)
+        pull = step_size / 2 * self.precision
+        kept = np.ones(len(pull))
+        half = statistics.kick(pull, pull @ self.mean, kept, 0 * pull)
+        drift = statistics.move(step_size / self.masses)
         return half.then(drift).then(half).power(num_steps)
 
     def chain(self, step_size: float, num_steps: int) -> statistics.AffineMap:

@@ -8,7 +8,13 @@ import torch
 from harness import chains as checks
 from harness import suite, targets
 from harness.methods import METHODS, THERMOSTATS, Law, Method
-from harness.statistics import AffineMap, StatisticalError, check_gaussian
+from harness.statistics import (
+    AffineMap,
+    StatisticalError,
+    check_gaussian,
+    kick,
+    move,
+)
 from levels import at_levels
 
 import torch_sgmcmc as sg
@@ -215,22 +221,16 @@ def algorithm_2_law(target, _):
         for key in ("mass", "friction", "estimate")
     )
     d = target.dimension
-    one, nothing = np.eye(d), np.zeros((d, d))
     hessian = DATA * target.hessian
     noise = np.diag(2 * STEP * (friction - estimate))
     noise = noise + (STEP * DATA) ** 2 * target.noise
-    slow = np.diag(1 - STEP * friction / mass)
-    kick = AffineMap(
-        np.block([[one, nothing], [-STEP * (hessian + PRIOR * one), slow]]),
-        np.concatenate([np.zeros(d), STEP * hessian @ target.centre]),
-        np.block([[nothing, nothing], [nothing, noise]]),
-    )
-    move = np.block([[one, np.diag(STEP / mass)], [nothing, one]])
-    step = kick.then(AffineMap(move, np.zeros(2 * d), np.zeros((2 * d, 2 * d))))
+    pull = STEP * (hessian + PRIOR * np.eye(d))
+    shift = STEP * hessian @ target.centre
+    step = kick(pull, shift, 1 - STEP * friction / mass, noise).then(move(STEP / mass))
     to_v = np.diag(np.concatenate([np.ones(d), STEP / mass]))
     back = np.linalg.inv(to_v)
     cycle = AffineMap(to_v @ step.a @ back, to_v @ step.b, to_v @ step.q @ to_v)
-    start = np.block([[nothing, nothing], [nothing, np.diag(mass)]])
+    start = np.diag(np.concatenate([np.zeros(d), mass]))
     return Law(cycle, to_v @ start @ to_v, state=("momentum",))
 
 
