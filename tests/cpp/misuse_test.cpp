@@ -303,12 +303,6 @@ TEST(Misuse, AForeignStateOfAParameter) {
             "torch_sgmcmc::SamplerParamState: use own_state_of())");
 }
 
-class ForeignOptions : public ManyChainsOf<ForeignOptions> {
- public:
-  using ManyChainsOf::ManyChainsOf;
-  static constexpr const char* kSampler = "SGD";
-};
-
 TEST(Misuse, TheVersionIsAMacro) {
   EXPECT_EQ(std::string(TORCH_SGMCMC_VERSION)
                 .rfind(std::to_string(TORCH_SGMCMC_VERSION_MAJOR) + "." +

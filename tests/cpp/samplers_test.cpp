@@ -31,20 +31,6 @@ TEST(SGHMC, RefusesToCaptureAnOnlineEstimate) {
             "step and excludes capturable");
 }
 
-TEST(SGHMC, AnEstimateBelongsToTheSettingsThatItWasGivenWith) {
-  const auto options = SGHMCOptions(0.1).momentum(0.5).noise_estimate(0.2);
-  SGHMC sampler(Parameters(), SGHMCOptions(options).num_data(10).seed(1));
-  sampler.options().lr(0.01);
-  sampler.step();
-  const StateDict group(sampler.state_dict().at("param_groups").toListRef()[0]);
-  std::vector<double> record;
-  for (const c10::IValue& number :
-       group.at("noise_estimate_settings").toListRef()) {
-    record.push_back(number.toDouble());
-  }
-  EXPECT_EQ(record, (std::vector<double>{0.2, 0.1, 1, 10}));
-}
-
 TEST(SGHMC, LoadsAnEstimateThatWasRescaled) {
   // 0.2 exceeds the friction of the last settings, 0.1 of it does not.
   const auto options =
@@ -276,8 +262,6 @@ TEST(SBPS, ForgetsWhatItObservedWithOtherPriorMeans) {
   sampler.step(draws);
   EXPECT_TRUE(is_known());
 }
-
-// Options that nobody set say what the table of hyperparameters does.
 
 TEST(SettingsOf, ThereAreNoneOfOthers) {
   EXPECT_THROW(SettingsOf("Adam"), std::out_of_range);

@@ -75,14 +75,6 @@ class Files : public testing::Test {
   std::filesystem::path folder_;
 };
 
-TEST_F(Files, HoldAStateDict) {
-  Pair<SGHMC, SGHMCOptions> pair(Hamiltonian());
-  save(pair.sampler.state_dict(), Path("sampler.pt"));
-  pair.other.load_state_dict(load(Path("sampler.pt")));
-  pair.ExpectSameChain();
-  EXPECT_FALSE(std::filesystem::exists(Path("sampler.pt.unfinished")));
-}
-
 TEST_F(Files, HoldAModule) {
   torch::nn::Sequential net(torch::nn::Linear(3, 2), torch::nn::BatchNorm1d(2));
   torch::nn::Sequential other(torch::nn::Linear(3, 2),
