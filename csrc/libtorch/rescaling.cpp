@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <string>
 
 #include "libtorch/checks.h"
@@ -50,46 +49,22 @@ bool HasChanged(const GroupRecords& records, const OptionValues& options) {
          (!records.momenta || *records.momenta != MomentumSettingsOf(options));
 }
 
-// The factor for the momenta of all parameters; none if they are to be drawn:
-// after T = 0, or if it is not a normal number. Both lr are positive. In
-// equilibrium Var(v) = lr T / N.
-std::optional<double> MomentumScale(const MomentumSettings& from,
-                                    const MomentumSettings& to,
-                                    const Tensors& params) {
-  double scale = to.lr / from.lr;  // as in SGD, whose buffer is -v / lr
-  if (from.temperature == 0) {
-    if (to.temperature > 0) return std::nullopt;
-  } else if (to.temperature == 0) {
-    scale = std::sqrt(scale);
-  } else {
-    const double before = from.lr * from.temperature / from.num_data;
-    const double after = to.lr * to.temperature / to.num_data;
-    scale = std::sqrt(after / before);
-  }
-  const auto is_normal = [&]<class Real>(Real /*type*/) {
-    using Limits = std::numeric_limits<Real>;
-    return scale >= Limits::min() && scale <= Limits::max();
-  };
+// The factor for the momenta of all parameters; none if they are drawn.
+std::optional<double> ScaleOf(const MomentumSettings& from,
+                              const MomentumSettings& to,
+                              const Tensors& params) {
   const bool in_double = std::ranges::all_of(params, [](const at::Tensor& p) {
     return p.scalar_type() == at::kDouble;
   });
-  if (in_double ? is_normal(0.0) : is_normal(0.0F)) return scale;
-  return std::nullopt;
-}
-
-// The factor for beta = lr N Var(grad) / (2 T); at T = 0 that of lr and N.
-double NoiseEstimateScale(const MomentumSettings& from,
-                          const MomentumSettings& to) {
-  const double scale = to.lr / from.lr * (to.num_data / from.num_data);
-  const bool is_thermal = from.temperature > 0 && to.temperature > 0;
-  return is_thermal ? scale * (from.temperature / to.temperature) : scale;
+  return in_double ? MomentumScale<double>(from, to)
+                   : MomentumScale<float>(from, to);
 }
 
 // True if new momenta are drawn, as after T = 0.
 bool IsDrawn(const GroupRecords& records, const OptionValues& options,
              const Tensors& params) {
   return records.momenta && HasChanged(records, options) &&
-         !MomentumScale(*records.momenta, MomentumSettingsOf(options), params);
+         !ScaleOf(*records.momenta, MomentumSettingsOf(options), params);
 }
 
 }  // namespace
@@ -115,7 +90,7 @@ Scales ScalesOf(const GroupRecords& records, const OptionValues& options,
   const MomentumSettings to = MomentumSettingsOf(options);
   // A ratio above 1 would multiply a thermostat's fluctuations beyond the
   // friction.
-  return {MomentumScale(from, to, params).value_or(1),
+  return {ScaleOf(from, to, params).value_or(1),
           std::min(1.0, NoiseEstimateScale(from, to))};
 }
 

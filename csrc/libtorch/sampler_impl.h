@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "host/rescaling.h"
 #include "libtorch/options.h"
 #include "libtorch/tensor_lists.h"
 #include "torch_sgmcmc/sampler.h"
@@ -35,15 +36,6 @@ class NonfiniteError : public std::runtime_error {
 
  private:
   at::Tensor losses_;
-};
-
-struct MomentumSettings {
-  friend bool operator==(const MomentumSettings&,
-                         const MomentumSettings&) = default;
-
-  double lr = 0;
-  double temperature = 0;
-  double num_data = 1;
 };
 
 // The lr, T and N of a param group's state: Note [Rescaled momenta],
@@ -353,8 +345,8 @@ TORCH_SGMCMC_API void DeferFiniteChecksOnCpu(bool value);
 // Throws if capturable, which samplers that decide on the host cannot be.
 void CheckNotCapturable(const OptionValues& options);
 
-// Samplers by name. Each registers itself, in the initialiser of a static
-// variable, which runs when the library is loaded.
+// Samplers by name. Each registers itself in the file of its stem, in the
+// initialiser of a static variable, which runs when the library is loaded.
 using MakeSampler = std::shared_ptr<SamplerImpl> (*)();
 bool Register(const char* name, MakeSampler make);
 bool IsRegistered(std::string_view name);

@@ -192,8 +192,7 @@ inline constexpr ScalarArg kResampleEvery{"resample_momentum_every",
                                           Domain::kCount, 0};
 inline constexpr ScalarArg kThermostatRate{"thermostat_rate",
                                            Domain::kNotNegative};
-// Factors of momenta and thermostats for changed settings
-// (libtorch/rescaling.cpp).
+// Factors of momenta and thermostats for changed settings (host/rescaling.h).
 inline constexpr ScalarArg kMomentumScale{"momentum_scale",
                                           Domain::kNotNegative, 1};
 inline constexpr ScalarArg kThermostatScale{"thermostat_scale",

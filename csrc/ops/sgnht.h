@@ -7,9 +7,9 @@
 //
 // with g = grad + (lambda / N) (theta - mu) and A = 1 - momentum: Ding et al.
 // 2014, algorithm 2, with a thermostat for each coordinate as in Li et al.
-// 2015. f is 1 unless lr, T or N have changed (libtorch/rescaling.cpp). The
-// state is delta = alpha - A, with its own scale. docs/samplers/sgnht.md
-// explains delta, and u^2 in place of the papers' v^2.
+// 2015. f is 1 unless lr, T or N have changed (host/rescaling.h). The state is
+// delta = alpha - A, with its own scale. docs/samplers/sgnht.md explains delta,
+// and u^2 in place of the papers' v^2.
 #pragma once
 
 #include <array>
