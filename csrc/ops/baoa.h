@@ -5,8 +5,8 @@
 //   v     <- m u + sqrt((1 + m)^2 (f - beta) lr T / (2 N)) xi
 //   theta <- theta + (u + v) / 2     (the new v)
 //
-// with f = 1 unless lr, T or N have changed (libtorch/rescaling.cpp), g = grad
-// + (lambda / N) (theta - mu), m the momentum and f = 2 (1 - m) / (1 + m).
+// with f = 1 unless lr, T or N have changed (host/rescaling.h), g = grad +
+// (lambda / N) (theta - mu), m the momentum and f = 2 (1 - m) / (1 + m).
 // Without beta the noise is an exact Ornstein-Uhlenbeck step's: BAOAB of
 // Leimkuhler and Matthews 2013, observed at its gradient. beta = lr N Var(grad)
 // / (2 T) is the minibatches' noise, to first order in lr.

@@ -3,8 +3,8 @@
 //   v     <- (1 - alpha) f v - lr g + sqrt(2 (alpha - beta) lr T / N) xi
 //   theta <- theta + v     (the new v)
 //
-// with f = 1 unless lr, T or N have changed (libtorch/rescaling.cpp), g = grad
-// + (lambda / N) (theta - mu) and alpha = 1 - momentum: eq. 15 of Chen, Fox and
+// with f = 1 unless lr, T or N have changed (host/rescaling.h), g = grad +
+// (lambda / N) (theta - mu) and alpha = 1 - momentum: eq. 15 of Chen, Fox and
 // Guestrin 2014 with eta = lr / N. beta = lr N Var(grad) / (2 T) is the
 // minibatches' noise. With Var(grad) for each coordinate, 2 (alpha - beta) lr T
 // / N is 2 alpha lr T / N - lr^2 Var(grad).

@@ -420,7 +420,7 @@ def settings_of(group: Mapping[str, Any]) -> list[float]:
 def momentum_scale(group: Mapping[str, Any], now: Sequence[float]) -> float | None:
     """Returns the factor for momenta whose (lr, T, N) change; None if they are drawn.
 
-    The arithmetic is csrc/libtorch/rescaling.cpp's, and traceable.
+    The arithmetic is csrc/host/rescaling.h's, and traceable.
     """
     former = group[MOMENTUM_SETTINGS]
     lr = now[0] / former[0]
