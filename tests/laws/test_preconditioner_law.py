@@ -34,7 +34,7 @@ BOTH = pytest.mark.parametrize("cls", [sg.SGHMC, sg.BAOA])
 
 
 def experiment(cls, g, noise, estimate=0.0):
-    """Of the law of a sampler without G, whose coordinates have an lr of their own."""
+    """A chain with the law of one without G, whose coordinates have their own lr."""
     law = {sg.SGHMC: sghmc_law, sg.BAOA: baoa_law}[cls]
     method = Method(
         cls.__name__,
