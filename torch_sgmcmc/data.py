@@ -291,11 +291,14 @@ def kept_generators(seed: int | None = None) -> Iterator[None]:
 
 
 def samplers_of(loader: Any) -> list[Any]:
-    """Returns a loader's samplers of rows and of batches, and one inside the latter."""
-    batches = getattr(loader, "batch_sampler", None)
-    rows = (getattr(each, "sampler", None) for each in (loader, batches))
-    given = {id(each): each for each in (*rows, batches) if each is not None}
-    return [*given.values()]
+    """Returns a loader's samplers of rows and of batches, and those inside of them."""
+    owners = [loader]
+    for owner in owners:  # which grows
+        for name in ("sampler", "batch_sampler"):
+            each = getattr(owner, name, None)
+            if each is not None and not any(each is known for known in owners):
+                owners.append(each)
+    return owners[1:]
 
 
 class Minibatches:

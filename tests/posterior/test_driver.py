@@ -334,19 +334,21 @@ def test_data_sets_that_draw(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    "kind", ["independent", "generator", "frozen", "workers", "batches"]
+    "kind", ["independent", "generator", "frozen", "workers", "batches", "rows"]
 )
 def test_what_a_loader_remembers(tmp_path, kind):
     """The same chain from a fresh loader and from one that was used."""
     if kind == "independent":
         batches = sg.IndependentBatchSampler(ROWS, 10, seed=1)
         used = torch.utils.data.DataLoader(data(), batch_sampler=batches)
-    elif kind == "batches":
+    elif kind in ("batches", "rows"):
         rows = torch.utils.data.RandomSampler(
             data(), generator=torch.Generator().manual_seed(2)
         )
         batches = torch.utils.data.BatchSampler(rows, 10, drop_last=False)
         used = torch.utils.data.DataLoader(data(), batch_sampler=batches)
+        if kind == "rows":  # the dataset returns whole minibatches
+            used = torch.utils.data.DataLoader(data(), sampler=batches, batch_size=None)
     elif kind == "workers":
         used = torch.utils.data.DataLoader(
             data(), 10, shuffle=True, num_workers=1, persistent_workers=True

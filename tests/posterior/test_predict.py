@@ -604,6 +604,7 @@ def test_inputs_that_change_are_refused():
     for shuffled in (
         DataLoader(data, shuffle=True),
         DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 5, False)),
+        DataLoader(data, None, sampler=BatchSampler(RandomSampler(data), 5, False)),
         DataLoader(data, batch_sampler=sg.IndependentBatchSampler(len(x), 5, seed=0)),
     ):
         with pytest.raises(ValueError, match="DataLoader that shuffles"):

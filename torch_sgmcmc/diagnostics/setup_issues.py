@@ -23,7 +23,7 @@ from torch_sgmcmc.core.sampler import Sampler
 from torch_sgmcmc.core.spec import Takes, traits_of
 from torch_sgmcmc.core.steps import is_adapting
 from torch_sgmcmc.core.utils import Snapshot, length_of, rows_of, tensors_in
-from torch_sgmcmc.data import kept_generators
+from torch_sgmcmc.data import kept_generators, samplers_of
 
 
 class Issue(NamedTuple):
@@ -389,11 +389,9 @@ def untouched(
     model: nn.Module, params: list[Tensor], loader: Any
 ) -> Iterator[Snapshot]:
     """Restores tensors, gradients, flags and random numbers at the end."""
-    owners = [loader, *(getattr(loader, k, None) for k in ("sampler", "batch_sampler"))]
-    owners += [getattr(owner, "sampler", None) for owner in owners[1:]]
     with ExitStack() as stack:
         stack.enter_context(kept_generators())
-        for owner in owners:
+        for owner in (loader, *samplers_of(loader)):
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):
                 stack.callback(generator.set_state, generator.get_state())
