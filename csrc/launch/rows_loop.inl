@@ -5,10 +5,12 @@
 constexpr int64_t kFour = kEight / 2;
 using Four = double __attribute__((vector_size(kFour * sizeof(double))));
 
-SG_INLINE Four LoadFour(const double* from) {
-  Four four;
-  memcpy(&four, from, sizeof four);
-  return four;
+// sum += factor from[...]; no vector is an argument or a result, whose ABI
+// would depend on the instruction set.
+SG_INLINE void AddFour(const auto& factor, const double* from, Four* sum) {
+  Four x;
+  memcpy(&x, from, sizeof x);
+  *sum += x * factor;
 }
 
 // The products of `kRows` rows at once, whose sums are independent.
@@ -20,11 +22,13 @@ SG_INLINE void ProductsOfRows(const double* rows, int64_t width,
   Four low[kRows] = {};
   Four high[kRows] = {};
   const auto add = [&](int64_t j, const double* factors) {
-    const Four factor = LoadFour(factors);
-    const Four next = LoadFour(factors + kFour);
+    Four factor;
+    Four next;
+    memcpy(&factor, factors, sizeof factor);
+    memcpy(&next, factors + kFour, sizeof next);
     SG_UNROLL for (int64_t k = 0; k < kRows; ++k) {
-      low[k] += LoadFour(rows + k * width + j) * factor;
-      high[k] += LoadFour(rows + k * width + j + kFour) * next;
+      AddFour(factor, rows + k * width + j, &low[k]);
+      AddFour(next, rows + k * width + j + kFour, &high[k]);
     }
   };
   for (int64_t j = 0; j < whole; j += kEight) add(j, vector + j);
@@ -80,7 +84,7 @@ inline void AddRows(const double* rows, int64_t count, int64_t width,
   Four sums[kMost];
   for (int64_t e = 0; e < fours; ++e) {
     start[e] = e + 1 < fours ? e * kFour : columns - kFour;
-    sums[e] = LoadFour(out + start[e]);
+    memcpy(&sums[e], out + start[e], sizeof(Four));
   }
   constexpr int64_t kTogether = 4;
   int64_t i = 0;
@@ -89,14 +93,14 @@ inline void AddRows(const double* rows, int64_t count, int64_t width,
     for (int64_t e = 0; e < fours; ++e) {
       Four sum = sums[e];
       SG_UNROLL for (int64_t k = 0; k < kTogether; ++k) {
-        sum += weights[i + k] * LoadFour(row + k * width + start[e]);
+        AddFour(weights[i + k], row + k * width + start[e], &sum);
       }
       sums[e] = sum;
     }
   }
   for (; i < count; ++i) {
     for (int64_t e = 0; e < fours; ++e) {
-      sums[e] += weights[i] * LoadFour(rows + i * width + start[e]);
+      AddFour(weights[i], rows + i * width + start[e], &sums[e]);
     }
   }
   for (int64_t e = 0; e < fours; ++e) {
