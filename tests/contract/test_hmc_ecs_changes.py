@@ -81,6 +81,30 @@ def test_a_failed_anchor_changes_nothing(of_the_sums):
     assert all(sampler.state[key] is before[key] for key in before)
 
 
+@pytest.mark.parametrize("call", ["step", "set_anchor"])
+def test_a_failure_after_freezing_changes_nothing(call):
+    """Each of the first calls of the closure fails in turn."""
+    data = Data()
+    sampler = make(data)
+    chain(sampler, data, 3)
+    data.bias.requires_grad_(False)
+    before, estimate = dict(sampler.state), sampler.estimator_variance
+    for at in (1, 2, 3, 4, 5):
+        with pytest.raises(KeyboardInterrupt):
+            getattr(sampler, call)(Failing(data, at))
+        assert {**sampler.state} == before, at
+        if call == "set_anchor":
+            break  # it has one call
+    data.bias.requires_grad_()
+    sampler.state_dict()  # can be saved again
+    chain(sampler, data, 1)
+    assert sampler.state["control_variates"] is before["control_variates"]
+    assert sampler.estimator_variance != estimate
+    data.bias.requires_grad_(False)
+    chain(sampler, data, 1)
+    assert len(sampler.state["control_variates"]["anchor"]) == data.weight.numel()
+
+
 def test_the_last_anchor_can_be_taken_back_up():
     """The subsample's data stay if sizes stay, and are expanded again."""
     data = Data()

@@ -76,13 +76,11 @@ def losses(params, draw, chains):
     return sum((p.double().flatten() - x[:, None]).square().sum(1) for p in params)
 
 
-def make(name, anchored=True):
+def make(name):
     cls, settings = SAMPLERS[name]
     if cls is sg.HMCECS:
         data = Data()
         ecs = make_ecs(data, trajectory_length=1.2, **settings)
-        if anchored:  # what a first step chooses, it keeps
-            ecs.step(data)
         return Chain(ecs, data.params, Closure(lambda draw, i: data(i)))
     params = some()
     sampler = cls(params, num_data=50, seed=5, **settings)
@@ -170,7 +168,7 @@ WARMUPS |= {kind: OF_ECS for kind in SAMPLERS if kind.startswith("HMC-ECS")}
 )
 def test_a_warmup_that_fails_keeps_its_whole_steps(name, one_thread):
     steps, settings = WARMUPS[name]
-    whole = make(name, anchored=False)
+    whole = make(name)
     whole.sampler.warmup(whole.closure, steps, progress=False, **settings)
     calls = whole.closure.calls
     whole.sampler.step(whole.closure)
@@ -178,7 +176,7 @@ def test_a_warmup_that_fails_keeps_its_whole_steps(name, one_thread):
     places = {}
     for at in range(1, calls + 1):
         for late in (False, True):
-            broken = make(name, anchored=False)
+            broken = make(name)
 
             def warmup(steps, broken=broken):
                 broken.sampler.warmup(broken.closure, steps, progress=False, **settings)

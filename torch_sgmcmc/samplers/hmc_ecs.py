@@ -315,11 +315,22 @@ class HMCECS(SharedSettings):
 
     def _run_step(self, closure: Closure | None) -> Any:
         self._begin_step()
+        mean, of = self.param_groups[0]["mean_difference"], self._of
+        kept = {key: self.state[key] for key in _KEYS if key in self.state}
+        rng, step = self._context.rng, self._context.rng.steps
         try:
             self._sweep(closure)
         except finite_check.SkipStep:
             finite_check.count_skipped_step(context_of(self))
             return torch.tensor(math.nan, dtype=torch.float64)
+        except BaseException:
+            if rng.steps == step and self.state.get(_KEYS[0]) is not kept.get(_KEYS[0]):
+                with Interrupts():
+                    self._parameters_changed()
+                    self.state.update(kept)
+                    self._set(mean_difference=mean)
+                    self._of = of
+            raise
         assert self._last is not None
         density, point = self._last
         log = density.prior.energy(point.theta) + point.log * density.temperature
@@ -387,8 +398,7 @@ class HMCECS(SharedSettings):
                 self._last = None
             if done <= last_anchor and done % anchor_every == 0:
                 theta = torch.stack([theta for theta, _ in late]).mean(0)
-                data = self._data(closure)
-                self._choose_anchor(data, theta, progress, moved=True)
+                self._choose_anchor(self._data(closure), theta, progress, moved=True)
                 self._set(step_size=adaptation.averaged)
                 adaptation = DualAveraging(adaptation.averaged, target_acceptance)
                 draws = []
@@ -406,7 +416,8 @@ class HMCECS(SharedSettings):
         """Makes a step; returns the log Metropolis ratio of the trajectory."""
         data, group = self._data(closure), self.param_groups[0]
         kept = self.state.get("control_variates")
-        if kept is None or kept["num_data"] != group["num_data"]:
+        others = are_others(self._of, data.params)  # some were frozen
+        if others or kept is None or kept["num_data"] != group["num_data"]:
             self._choose_anchor(data, position(data.params), progress=False)
         context, target, last = context_of(self), self._target(data), None
         if self._last is not None and target.density.is_equal(self._last[0]):
@@ -458,9 +469,6 @@ class HMCECS(SharedSettings):
         params = _sampled(self.param_groups)
         if not params:
             raise RuntimeError("HMCECS has no parameters that require gradients")
-        if are_others(self._of, params):
-            self._parameters_changed()  # some were frozen
-        self._of = tuple(params)
         first, seed = self.param_groups[0], self._context.rng.seed
         return AllData(closure, params, first["num_data"], first["chunk_size"], seed)
 
@@ -477,16 +485,14 @@ class HMCECS(SharedSettings):
             total, temperature = chosen.sums.value, group["temperature"]
             last = Anchor.load(self.state["control_variates"])
             last.check_near(total, chosen.theta, prior, temperature)
-        kept = self.state.get("subsample")
+        kept, new = self.state.get("subsample"), {"control_variates": chosen.save()}
         if kept is not None and kept["layout"] == layout_of(group):
-            kept = {**kept, "terms": chosen.expand(data, kept["indices"]).fields()}
-        else:
-            kept = None  # sizes have changed: the next step draws a subsample
-        # Nothing fails after this.
+            terms = chosen.expand(data, kept["indices"]).fields()
+            new["subsample"] = {**kept, "terms": terms}
+        # Nothing fails after this. If sizes have changed, the next step draws u.
         self._parameters_changed()
-        self.state["control_variates"] = chosen.save()
-        if kept is not None:
-            self.state["subsample"] = kept
+        self.state.update(new)
+        self._of = tuple(data.params)
         self._count(data)
         self._set(mean_difference=0.0)
 
