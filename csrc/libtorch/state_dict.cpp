@@ -22,7 +22,6 @@
 #include <utility>
 #include <vector>
 
-#include "host/crc32.h"
 #include "libtorch/checks.h"
 #include "libtorch/disk.h"
 #include "libtorch/tensor_lists.h"
@@ -129,7 +128,7 @@ std::tuple<at::DataPtr, size_t> RecordOf(PyTorchStreamReader& reader,
                                          const std::string& name) {
   auto [data, size] = reader.getRecord(name);
   const auto sum = sums.find(name);
-  if (sum == sums.end() || Crc32(data.get(), size) != sum->second) {
+  if (sum == sums.end() || disk::Crc32(data.get(), size) != sum->second) {
     Raise("the checksum of ", name, " differs");
   }
   return {std::move(data), size};

@@ -20,7 +20,6 @@
 #include <system_error>
 #include <utility>
 
-#include "host/crc32.h"
 #include "libtorch/checks.h"
 #include "libtorch/disk.h"
 #include "libtorch/options.h"
@@ -65,7 +64,7 @@ const std::string& NamedFolder(const std::string& name) {
 }
 
 uint32_t SumOf(std::string_view bytes) {
-  return Crc32(bytes.data(), bytes.size());
+  return disk::Crc32(bytes.data(), bytes.size());
 }
 
 // Json's get() would also convert other numbers.

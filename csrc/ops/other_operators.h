@@ -7,7 +7,6 @@
 #include "ops/hmc.h"
 #include "ops/mclmc.h"
 #include "ops/sbps.h"
-#include "ops/squares.h"
 #include "ops/temperature_sums.h"
 
 namespace torch_sgmcmc {

@@ -4,8 +4,8 @@
 #include "launch/reduce.h"
 
 #include "cuda_on_host.h"
+#include "ops/gradients.h"
 #include "ops/hmc.h"
-#include "ops/squares.h"
 #include "tensors.h"
 #include "testing.h"
 

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "host/crc32.h"
+#include "libtorch/disk.h"
 #include "message_of.h"
 
 namespace {
@@ -371,9 +371,8 @@ TEST_F(Store, RefusesAbsurdNumbers) {
     EXPECT_NE(text.find(old), std::string::npos);
     text.replace(text.find(old), old.size(), absurd);
     std::ofstream(path, std::ios::binary)
-        << text
-        << ", \"line_crc32\": " << torch_sgmcmc::Crc32(text.data(), text.size())
-        << "}\n";
+        << text << ", \"line_crc32\": "
+        << torch_sgmcmc::disk::Crc32(text.data(), text.size()) << "}\n";
     return MessageOf([&] {
       for (const Draw& draw : SampleStore(folder)) draw.at("0.weight");
     });
