@@ -4,8 +4,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -36,6 +38,11 @@ bool IsUnchanged(PyObject* known, PyObject* now) {
   const int equal = PyObject_RichCompareBool(known, now, Py_EQ);
   if (equal < 0) throw py::error_already_set();
   return equal == 1;
+}
+
+bool IsPositive(PyObject* object) {
+  return PyFloat_CheckExact(object) && PyFloat_AS_DOUBLE(object) > 0 &&
+         std::isfinite(PyFloat_AS_DOUBLE(object));
 }
 
 using Items = std::vector<std::pair<PyObject*, PyObject*>>;
@@ -97,11 +104,17 @@ class PlanGuard {
     }
   }
 
-  bool HasSameValues() const {
+  // A value of the key `besides` may have changed from a float > 0 to another.
+  bool HasSameValues(const std::optional<py::str>& besides) const {
     for (const Group& group : groups_) {
       for (const auto& [key, value] : group.values) {
         PyObject* now = PyDict_GetItemWithError(group.dict, key);
-        if (now == nullptr || !IsUnchanged(value.ptr(), now)) return false;
+        if (now == nullptr) return false;
+        if (!IsUnchanged(value.ptr(), now) &&
+            !(besides && PyUnicode_Compare(key, besides->ptr()) == 0 &&
+              IsPositive(value.ptr()) && IsPositive(now))) {
+          return false;
+        }
       }
     }
     return true;
@@ -262,7 +275,9 @@ void BindPlanGuard(py::module_& m) {
                     const py::dict&>())
       .def("note", &PlanGuard::Note, "Takes hyperparameters as they are now.")
       .def("has_same_values", &PlanGuard::HasSameValues,
-           "Whether hyperparameters are of the same types and values.")
+           py::arg("besides") = py::none(),
+           "Whether hyperparameters are of the same types and values, besides "
+           "one that is finite and > 0.")
       .def("gradients", &PlanGuard::Gradients,
            "Returns the gradients of the plan's parameters; None if anything "
            "but gradients and hyperparameters has changed.");

@@ -429,7 +429,8 @@ def momentum_scale(group: Mapping[str, Any], now: Sequence[float]) -> float | No
     elif now[1] == 0:
         scale = math.sqrt(lr)
     else:
-        before, after = (n[0] * n[1] / n[2] for n in (former, now))
+        before = former[0] * former[1] / former[2]
+        after = now[0] * now[1] / now[2]
         # An underflowing product does not determine the factor.
         scale = math.sqrt(after / before) if before > 0 else math.inf
     if _NORMAL.tiny <= scale <= _NORMAL.max:
@@ -444,7 +445,9 @@ def noise_estimate_scale(former: Sequence[float], now: Sequence[float]) -> float
     return scale * (former[1] / now[1]) if former[1] > 0 and now[1] > 0 else scale
 
 
-def scales(group: Mapping[str, Any]) -> dict[str, float]:
+def scales(
+    group: Mapping[str, Any], now: Sequence[float] | None = None
+) -> dict[str, float]:
     """Returns the operator's scale factors for a step of a group, except factors of 1.
 
     Redrawn momenta are drawn before the step.
@@ -452,7 +455,7 @@ def scales(group: Mapping[str, Any]) -> dict[str, float]:
     former = group.get(MOMENTUM_SETTINGS)
     if not former:
         return {}
-    now = settings_of(group)
+    now = now or settings_of(group)
     if former == now or now[0] == 0:
         return {}
     scale = momentum_scale(group, now)

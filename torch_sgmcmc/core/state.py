@@ -211,7 +211,7 @@ def rescalings(context: StepContext) -> list[Rescaling]:
     for group in context.groups:
         now = _changed(group)
         if now is not None:
-            factors = scales(group)
+            factors = scales(group, now)
             draws = "momentum_scale" not in factors and is_drawn(group)
             changes.append(Rescaling(group, now, factors, draws))
     return changes

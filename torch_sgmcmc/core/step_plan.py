@@ -209,7 +209,8 @@ class StepPlan:
             for (operator, work, _), other in zip(self._updates, instead, strict=True)
         ]
         num_chains = self._context.num_chains or 0
-        if self.packed and num_chains == self._packed_chains:
+        again = bool(self.packed) and num_chains == self._packed_chains
+        if again:
             for (form, memory, place), row in zip(self._places, rows, strict=True):
                 pack_into(form, memory, place, *row)
         else:
@@ -217,8 +218,10 @@ class StepPlan:
         self._weights = None
         self._changes = changes
         self._holds = not any(factors.values())
+        # A step that creates and records nothing leaves nothing to undo.
+        undoes = changes or self._context.changed_records or not again
         on_host = not self._context.groups[0]["capturable"]
-        self._steps = self._context.rng.steps if on_host else None
+        self._steps = self._context.rng.steps if undoes and on_host else None
 
     def _pack_all(self, numbers: list[list[float]], num_chains: int) -> None:
         self._places, self.packed, self._packed_chains = [], [], num_chains
@@ -260,9 +263,9 @@ class StepPlan:
         """Returns whether the packed numbers are still valid."""
         return self._holds and self.has_same_values()
 
-    def has_same_values(self) -> bool:
-        """Returns whether hyperparameters are unchanged."""
-        return self._guard is not None and self._guard.has_same_values()
+    def has_same_values(self, besides: str | None = None) -> bool:
+        """Returns whether hyperparameters are unchanged, besides one > 0."""
+        return self._guard is not None and self._guard.has_same_values(besides)
 
     def note_numbers(self) -> None:
         """Records the present hyperparameters."""

@@ -20,9 +20,11 @@ from torch_sgmcmc.core.finite_check import check_finite
 from torch_sgmcmc.core.groups import fill_state
 from torch_sgmcmc.core.hooks import Hooks
 from torch_sgmcmc.core.hyperparams import (
+    ESTIMATE_SETTINGS,
     MOMENTUM_SETTINGS,
     check_later_keys,
     check_meaningful,
+    check_noise_scale,
     rests,
     settings_of,
 )
@@ -59,17 +61,35 @@ def build_plan(
 
 def pack_again(sampler: Hooks, context: StepContext, plan: StepPlan) -> bool:
     """Packs the groups' numbers; returns False if a new plan is needed."""
-    check_groups(sampler)
     records = context.spec.records
+    if not (only_lr := _can_take_lr(context, plan)):
+        check_groups(sampler)
     if records and sampler.defaults["capturable"]:
         _rescale_now(context)
     changes = rescalings(context) if records else []
-    if _kinds(sampler, context) != plan.kinds or any(each.draws for each in changes):
+    if changes and any(each.draws for each in changes):
         return False
-    if records:
-        record_estimate(context, can_fail=True)
+    if not only_lr:
+        if _kinds(sampler, context) != plan.kinds:
+            return False
+        if records:
+            record_estimate(context, can_fail=True)
     plan.note_numbers()
     plan.pack([sampler._operator_numbers(work.group) for work in plan.work], changes)
+    return True
+
+
+def _can_take_lr(context: StepContext, plan: StepPlan) -> bool:
+    """Returns whether values of lr alone have changed, and are valid.
+
+    A schedule changes lr at every step: all checks would double the time of this.
+    """
+    if "lr" in context.spec.shared or not plan.has_same_values(besides="lr"):
+        return False
+    for group in context.groups:
+        if group.get(ESTIMATE_SETTINGS):  # a noise estimate grows with lr
+            return False
+        check_noise_scale(group)
     return True
 
 
