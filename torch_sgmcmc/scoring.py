@@ -10,9 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torch_sgmcmc.core.hyperparams import check_integer, check_real, wrong_shape
+from torch_sgmcmc.core.hyperparams import (
+    check_integer,
+    check_real,
+    wrong_shape,
+    wrong_type,
+)
 from torch_sgmcmc.core.utils import optional
-from torch_sgmcmc.draws.forward import default_forward
+from torch_sgmcmc.draws.forward import as_tensor, default_forward
 from torch_sgmcmc.draws.predict import predict
 from torch_sgmcmc.losses import Likelihood, likelihood_of
 
@@ -286,6 +291,9 @@ def regression_scores(
             "losses.gaussian(noise) or 'heteroscedastic')"
         )
     forward = chosen.forward(options.pop("forward", None) or default_forward)
+    targets = as_tensor(targets, torch.float64, "targets")
+    if not isinstance(targets, Tensor):
+        raise wrong_type("targets", targets, "a Tensor or a NumPy array")
     options |= {"link": "identity", "forward": forward, "keep_draws": True}
     found = predict(model, draws, inputs, **options)
     assert found.draws is not None

@@ -176,6 +176,21 @@ def test_a_part_belongs_to_the_rest(tmp_path):
     sg.Collector(sampler, other, tmp_path, **options).close()
 
 
+def test_a_part_of_what_was_sampled_is_no_prediction(tmp_path):
+    """What is lost cannot be loaded, even into the model that was sampled."""
+    model = made()
+    sampler = sg.SGLD(model.parameters(), 0.1, num_data=6, seed=0)
+    with sg.Collector(sampler, model, tmp_path, parameters=["body.1.*"]):
+        F.cross_entropy(model(X), torch.arange(6) % 2).backward()
+        sampler.step()
+    [draw] = sg.SampleStore(tmp_path)
+    assert set(draw.not_sampled.values()) == {None}
+    words = r"some were sampled, and not stored \(store all to predict\)"
+    with pytest.warns(UserWarning, match=words):
+        sg.predict(model, [draw], X)
+    sg.Collector(sampler, model, tmp_path, parameters=["body.1.*"]).close()
+
+
 def test_a_whole_has_no_rest(tmp_path):
     stored(made(), tmp_path)
     assert sg.SampleStore(tmp_path)[0].not_sampled == {}

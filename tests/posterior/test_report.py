@@ -356,7 +356,7 @@ def score_and_mean(columns, targets, **options):
     ]
     x, net = torch.randn(30, 3, generator=g), nn.Linear(3, columns)
     mean = sg.predict(net, draws, x, **options).mean
-    return sg.report(net, draws, x, targets, **options)._score(), mean
+    return sg.report(net, draws, x, targets, **options).score, mean
 
 
 def test_errors_are_those_of_the_link():
@@ -382,6 +382,36 @@ def test_errors_are_those_of_the_link():
         f"Error of all draws together {(p.argmax(1) != both).double().mean():.2%}"
         in (line)
     )
+    some = both.clone()
+    some[::3] = -100  # which cross_entropy ignores
+    known = some >= 0
+    line, _ = score_and_mean(3, some.numpy(), **options)
+    wrong = (p.argmax(1) != both)[known].double().mean()
+    assert line.startswith(f"Error of all draws together {wrong:.2%}, of one")
+
+
+def test_targets_that_do_not_fit_have_no_error():
+    """It would be of other inputs, or of no class."""
+    g = torch.Generator().manual_seed(0)
+    draws = [{"weight": torch.randn(2, 3, generator=g)} for _ in range(4)]
+    x, net = torch.randn(30, 3, generator=g), nn.Linear(3, 2, bias=False)
+    labels = torch.zeros(30, dtype=torch.long)
+    for targets, options in (
+        (labels[:29], {}),
+        (labels[:, None], {}),
+        (labels + 2, {}),
+        (labels - 100, {}),
+        (labels.double(), {}),
+        (torch.zeros(2, 30), {"link": "identity"}),
+    ):
+        found = sg.report(net, draws, x, targets, **options)
+        shape, dtype = [*targets.shape], targets.dtype
+        why = f"targets of shape {shape} and dtype {dtype} for outputs of shape [30, 2]"
+        assert found.score == ""
+        assert f"the error ({why})" in found.unknown
+        assert why in str(found)
+    with pytest.raises(TypeError, match="Invalid targets: of type list"):
+        sg.report(net, draws, x, labels.tolist())
 
 
 def test_temperatures_have_one_unit():

@@ -8,6 +8,8 @@ import torch
 from driver_problem import ROWS, data, loader, loss, model, run, sghmc
 from stored_files import contents
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.nn.utils.parametrize import register_parametrization
 
 import torch_sgmcmc as sg
 from torch_sgmcmc.core.random_state import fold_in
@@ -105,6 +107,60 @@ def test_frozen_parameters_and_buffers_stay():
     assert torch.equal(kept["0.weight"], network[0].weight)
     assert torch.equal(kept["1.running_mean"], torch.full((8,), 7.0))
     assert not torch.allclose(kept["4.weight"], before, atol=0.05)
+
+
+class Square(nn.Module):
+    """A parametrization without an inverse."""
+
+    def forward(self, x):
+        return x**2
+
+
+class Parts(nn.Module):
+    """Layers whose parameters are reset, in three ways or not at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = weight_norm(nn.Linear(4, 6))
+        self.square = register_parametrization(nn.Linear(6, 6), "weight", Square())
+        self.scale = nn.LayerNorm(6)
+        self.attention = nn.MultiheadAttention(6, 2)
+        self.shift = nn.Parameter(torch.full((6,), 2.0))
+
+    def forward(self, x):
+        h = self.scale(self.square(self.norm(x))) + self.shift
+        return self.attention(h, h, h, need_weights=False)[0]
+
+
+def test_parameters_that_are_not_reset_are_named():
+    """Those behind parametrizations are reset if there is an inverse."""
+    network, kept = Parts(), {}
+    with torch.no_grad():
+        network.scale.weight.fill_(3)
+
+    def look(state):
+        kept.update({k: v.clone() for k, v in state.model.named_parameters()})
+
+    named = r"stay as they are: 'shift', 'square.parametrizations.weight.original'$"
+    with pytest.warns(UserWarning, match=named):
+        sg.sample(
+            network,
+            partial(sg.SGLD, lr=1e-20, num_data=5),
+            [torch.ones(5, 4)],
+            lambda net, x: net(x).square().mean(),
+            steps=1,
+            start="reset",
+            callbacks=look,
+            seed=1,
+            progress=False,
+            check=False,
+            report=False,
+        )
+    same = {k for k, p in network.named_parameters() if torch.equal(p, kept[k])}
+    constant = {"scale.bias", "attention.in_proj_bias", "attention.out_proj.bias"}
+    assert same - constant == {"shift", "square.parametrizations.weight.original"}
+    assert torch.equal(kept["scale.weight"], torch.ones(6))
+    assert float(kept["attention.in_proj_weight"].abs().max()) < 1
 
 
 def test_parameters_without_a_prior_are_named():

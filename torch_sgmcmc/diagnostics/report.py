@@ -21,6 +21,7 @@ from torch_sgmcmc.diagnostics import run_issues, run_record
 from torch_sgmcmc.diagnostics.convergence import Convergence
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
 from torch_sgmcmc.draws.averages import Link, link_of
+from torch_sgmcmc.draws.forward import as_tensor
 from torch_sgmcmc.draws.store import Draw, SampleStore
 from torch_sgmcmc.draws.store_files import finite
 from torch_sgmcmc.io import replace_file
@@ -43,15 +44,14 @@ class Report:
     runs: run_issues.Runs
     #: R-hat and effective sample sizes of outputs, in one row; None without inputs.
     convergence: Convergence | None
-    #: Outputs of the draws, [chains, draws, ...], and targets of the inputs.
+    #: Outputs of the draws, [chains, draws, ...].
     outputs: Tensor | None
-    targets: Tensor | None
     #: R-hat and effective sample sizes of the norm of each tensor.
     norms: Convergence | None = None
     #: Steps from one draw to the next; None if unknown.
     spacing: float | None = None
-    #: The link of the outputs; None without inputs.
-    link: Link | None = None
+    #: The error of all draws together and of one draw; empty if unknown.
+    score: str = ""
 
     def __str__(self) -> str:
         """Returns numbers, issues and unknowns as text."""
@@ -64,7 +64,7 @@ class Report:
 
     def _numbers(self) -> list[str]:
         sizes = " ".join(filter(None, (self._sizes(), self._starts())))
-        lines = self._temperatures(), sizes, self._score()
+        lines = self._temperatures(), sizes, self.score
         return [line for line in lines if line]
 
     def _starts(self) -> str:
@@ -118,32 +118,6 @@ class Report:
             f"{draws} draws of {found.num_chains} chain{s} have {size}; R-hat "
             f"{rhat[0]:.3f}, {rhat[2]:.3f} in the worst."
         )
-
-    def _score(self) -> str:
-        if self.outputs is None or self.targets is None or self.link is None:
-            return ""
-        targets, outputs = self.targets.cpu(), self.outputs.double().cpu()
-        both = outputs.mean((0, 1)), outputs
-        shape, link = outputs.shape[2:], self.link
-        are_numbers = link.name in ("identity", "gaussian")
-        name, form = "Error", "{:.2%}"
-        if are_numbers or link.name == "sigmoid" or targets.is_floating_point():
-            if targets.numel() != shape.numel():
-                return ""
-            aims = targets.double().reshape(shape)
-            if link.name == "sigmoid":
-                wrong = [((p > 0.5) != (aims > 0.5)).double().mean() for p in both]
-            else:
-                name, form = "Root mean squared error", "{:.3g}"
-                wrong = [(each - aims).square().mean().sqrt() for each in both]
-        else:
-            dim = link.dim % len(shape) - len(shape)  # from the end
-            classes = both[0].argmax(dim)
-            if shape[dim] < 2 or targets.shape != classes.shape:
-                return ""
-            wrong = [(each.argmax(dim) != targets).double().mean() for each in both]
-        mean, one = (form.format(float(value)) for value in wrong)
-        return f"{name} of all draws together {mean}, of one draw {one}."
 
     def json(self) -> str:
         """Returns all numbers except the outputs as JSON, null if not finite.
@@ -239,7 +213,7 @@ def report(
     model: nn.Module | None,
     store: str | os.PathLike[str] | Any,
     inputs: Any = None,
-    targets: Tensor | None = None,
+    targets: Any = None,
     *,
     monitor: TemperatureMonitor | Sequence[TemperatureMonitor] | None = None,
     **options: Any,
@@ -267,8 +241,9 @@ def report(
             (``store[::10]`` takes less time).
         inputs: inputs of the compared outputs, as for :func:`predict`: a hundred or so
             are enough. None compares no outputs. Default: None.
-        targets: of the inputs, labels of classes or numbers: for the error of all draws
-            together and of one draw. Default: None.
+        targets: a tensor or NumPy's array of the inputs' labels of classes, of which
+            -100 is ignored, or of numbers, in the shape of the outputs: for the error
+            of all draws together and of one draw. Default: None.
         monitor: the monitors of the chains, in their order, for runs without
             :func:`sample`. Default: the store's records.
         **options: options of :func:`predict`, such as link: "identity" for regression.
@@ -280,6 +255,9 @@ def report(
     Raises:
         TypeError, ValueError: an argument is invalid; there are no draws.
     """
+    targets = as_tensor(targets, torch.float64, "targets")
+    if targets is not None and not isinstance(targets, Tensor):
+        raise wrong_type("targets", targets, "a Tensor or a NumPy array")
     draws = SampleStore(store) if isinstance(store, str | os.PathLike) else store
     if len(draws) == 0:
         raise ValueError("Invalid store: it has no draws (was each step skipped?)")
@@ -312,6 +290,14 @@ def report(
             norms, "Norms of tensors", [*chains], of.__getitem__
         )
         found += more
+    score = ""
+    if outputs is not None and targets is not None:
+        score = _score(outputs, targets, link_of(draws[0], **options)[0])
+        if not score:
+            unknown.append(
+                f"the error (targets of shape {[*targets.shape]} and dtype "
+                f"{targets.dtype} for outputs of shape {[*outputs.shape[2:]]})"
+            )
     few = run_issues.few_draws(convergence, sum(map(len, chains.values())), len(chains))
     unknown += _unsure(shared, bool(few), convergence, runs)
     judged, not_known = run_issues.check_runs(runs)
@@ -322,11 +308,38 @@ def report(
         runs=runs,
         convergence=convergence,
         outputs=outputs,
-        targets=targets,
         norms=of_norms,
         spacing=_spacing(series),
-        link=None if model is None else link_of(draws[0], **options)[0],
+        score=score,
     )
+
+
+def _score(outputs: Tensor, targets: Tensor, link: Link) -> str:
+    """Returns the error of all draws and of one, empty if targets do not fit."""
+    targets, outputs = targets.detach().cpu(), outputs.double().cpu()
+    both = outputs.mean((0, 1)), outputs
+    shape, name, form = outputs.shape[2:], "Error", "{:.2%}"
+    are_numbers = link.name in ("identity", "gaussian")
+    if are_numbers or link.name == "sigmoid" or targets.is_floating_point():
+        if [n for n in targets.shape if n != 1] != [n for n in shape if n != 1]:
+            return ""
+        aims = targets.double().reshape(shape)
+        if link.name == "sigmoid":
+            wrong = [((p > 0.5) != (aims > 0.5)).double().mean() for p in both]
+        else:
+            name, form = "Root mean squared error", "{:.3g}"
+            wrong = [(each - aims).square().mean().sqrt() for each in both]
+    else:
+        dim = link.dim % len(shape) - len(shape)  # from the end
+        known = targets != -100  # what cross_entropy ignores
+        is_class = (targets >= 0) & (targets < shape[dim])
+        if shape[dim] < 2 or targets.shape != both[0].argmax(dim).shape:
+            return ""
+        if not bool(known.any()) or not bool(is_class[known].all()):
+            return ""
+        wrong = [(p.argmax(dim) != targets)[..., known].double().mean() for p in both]
+    mean, one = (form.format(float(value)) for value in wrong)
+    return f"{name} of all draws together {mean}, of one draw {one}."
 
 
 def _unsure(

@@ -273,21 +273,25 @@ class Replacements:
         return place
 
     def _check_base(self, draw: Draw) -> None:
-        """Warns once per store if partial draws are put into another model."""
+        """Warns once per store if draws do not determine the model's other tensors."""
         sums = draw.not_sampled
         if id(sums) in self._checked:
             return
         self._checked.add(id(sums))
         plain = {plain: self._own[name] for plain, name in self._of_plain.items()}
         own = checksums({name: plain[name] for name in sums if name in plain})
-        others = [name for name, value in sums.items() if own.get(name) != value]
+        others = [
+            k for k, value in sums.items() if value is None or own.get(k) != value
+        ]
         if others:
             place = "memory" if draw.path is None else str(draw.path.parents[1])
+            remedy = "load these into the model, in their dtype"
+            if None in map(sums.get, others):
+                remedy = "some were sampled, and not stored (store all to predict)"
             warnings.warn(
                 f"Draws of chain {draw.chain} of {place} are of a part of a "
                 f"model, and {len(others)} of its other parameters, {others[0]!r} "
-                "among them, are not those that the draws were made with: load these "
-                "into the model, in their dtype",
+                f"among them, are not those that the draws were made with: {remedy}",
                 stacklevel=2,
             )
 
@@ -347,7 +351,7 @@ class Batches:
         self._inputs: Iterable[Any] | None = None
         #: The first batch of the last pass.
         self.first: Any = None
-        inputs = _as_tensor(inputs, dtype or torch.get_default_dtype())
+        inputs = as_tensor(inputs, dtype or torch.get_default_dtype())
         if isinstance(inputs, Tensor):
             if inputs.dim() == 0 or len(inputs) == 0:
                 raise ValueError(
@@ -437,14 +441,14 @@ class Batches:
         ]
 
 
-def _as_tensor(inputs: Any, dtype: torch.dtype) -> Any:
-    if isinstance(inputs, Tensor | Mapping) or not hasattr(inputs, "__array__"):
-        return inputs
-    array = inputs.__array__()
+def as_tensor(given: Any, dtype: torch.dtype, name: str = "inputs") -> Any:
+    """Returns arrays as tensors, their floats in a dtype, and others as they are."""
+    if isinstance(given, Tensor | Mapping) or not hasattr(given, "__array__"):
+        return given
+    array = given.__array__()
     if array.dtype.kind not in "fiub":
-        raise TypeError(
-            f"Invalid inputs: an array of dtype {array.dtype} (must have numbers)"
-        )
+        found = f"an array of dtype {array.dtype}"
+        raise TypeError(f"Invalid {name}: {found} (must have numbers)")
     tensor = torch.from_numpy(array.copy())
     return tensor.to(dtype) if array.dtype.kind == "f" else tensor
 

@@ -53,7 +53,7 @@ class Draw(Mapping[str, Tensor]):
         weight: in averages: the collector's ``weight``, by default 1 or HMCECS's sign.
         loss: the collector's ``loss``, else NaN.
         prior_precision: λ of each param group; empty if unknown.
-        not_sampled: checksums of tensors that are neither sampled nor stored.
+        not_sampled: checksums of tensors that are not stored, None of sampled ones.
         likelihood: settings of the chain's likelihood, None if unknown.
     """
 
@@ -247,7 +247,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         tensors: a draw, for names, shapes and dtypes; it is not stored.
         chain: >= 0; processes that write at once write different chains. Default: 0.
         dtype: dtype of stored floating-point tensors. Default: each tensor's.
-        not_sampled: tensors that are neither stored nor sampled. Their checksums are
+        not_sampled: tensors that are not stored, None for sampled ones. Checksums are
             kept, to detect draws that are put into another model. Default: none.
         likelihood: the predictions' default, one of :mod:`torch_sgmcmc.losses`.
 
@@ -264,7 +264,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         *,
         chain: int = 0,
         dtype: torch.dtype | None = None,
-        not_sampled: Mapping[str, Tensor] | None = None,
+        not_sampled: Mapping[str, Tensor | None] | None = None,
         likelihood: Likelihood | None = None,
     ) -> None:
         check_integer("chain", chain)

@@ -112,7 +112,7 @@ class StoreInfo:
     """The content of ``store.json``."""
 
     tensors: dict[str, dict[str, Any]]  # "dtype", as safetensors names it, and "shape"
-    not_sampled: dict[str, int]  # checksums of tensors neither sampled nor stored
+    not_sampled: dict[str, int | None]  # checksums; None of tensors that are sampled
     likelihood: dict[str, Any] | None = None  # settings
     format: int = _FORMAT
 
@@ -310,11 +310,12 @@ def described(name: str, tensor: Tensor) -> dict[str, Any]:
     return {"dtype": DTYPE_NAMES[tensor.dtype], "shape": [*tensor.shape]}
 
 
-def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+def checksums(tensors: Mapping[str, Tensor | None]) -> dict[str, int | None]:
     """Returns a checksum of each tensor's bytes, without tensors made of others."""
-    sums = {}
+    sums: dict[str, int | None] = {k: None for k, t in tensors.items() if t is None}
     for name, tensor in tensors.items():
-        if is_traceable_wrapper_subclass(tensor):  # such as quantized weights
+        # Quantized weights are tensors made of others.
+        if tensor is None or is_traceable_wrapper_subclass(tensor):
             continue
         plain = torch.empty_like(as_stored(name, tensor), device="cpu")
         plain.copy_(tensor.detach())  # of any strides, or conjugate

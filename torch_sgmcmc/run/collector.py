@@ -81,8 +81,10 @@ class _ModelTensors:
             saved = model.state_dict()
         self._first = {name: p for name, p in named.items() if name in chosen}
         self._first |= {k: held[k] for k in map(self._plain.get, saved) if k in held}
-        #: Tensors that are neither stored nor sampled.
-        self.rest = {k: t for k, t in named.items() if k not in chosen | {*own}}
+        #: Tensors that are not stored; None for those that are sampled.
+        self.rest: dict[str, Tensor | None] = {
+            k: None if k in own else t for k, t in named.items() if k not in chosen
+        }
 
     def now(self) -> dict[str, Tensor]:
         """Returns the model's own tensors by name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,7 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrize import ParametrizationList
 
 from torch_sgmcmc.core import context
 from torch_sgmcmc.core.dtensor import locals_of
@@ -77,8 +81,7 @@ def place(start: Start, model: nn.Module, sampler: Sampler) -> list[str]:
     """Moves a model to its start.
 
     Returns:
-        Names of parameters that stay as they are, without a prior or, where nothing is
-        reset, of all.
+        Names of parameters that stay as they are, without a prior or a reset.
     """
     if start == "prior":
         return sampler.draw_from_prior()
@@ -88,15 +91,38 @@ def place(start: Start, model: nn.Module, sampler: Sampler) -> list[str]:
         return []
     params = context.context_of(sampler).params
     others = Snapshot(model, [p for p in model.parameters() if not p.requires_grad])
-    before = Snapshot(nn.Module(), params)
+    before, versions = Snapshot(nn.Module(), params), [p._version for p in params]
     for module in model.modules():
-        reset = getattr(module, "reset_parameters", None)
-        if callable(reset):
-            reset()
+        _reset(module)
     others.restore()
-    if before.changed():
-        return []
-    return [context.name_of(sampler.param_groups, p) for p in params]
+    changed = {*map(id, before.changed())}
+    # A bias may be reset to what it was, but not what a parametrization computes from.
+    lists = [m for m in model.modules() if isinstance(m, ParametrizationList)]
+    inner = {id(p) for each in lists for p in each.parameters()}
+    return [
+        context.name_of(sampler.param_groups, p)
+        for p, version in zip(params, versions, strict=True)
+        if id(p) not in changed and (id(p) in inner or p._version == version)
+    ]
+
+
+def _reset(module: nn.Module) -> None:
+    """Resets a module's own parameters, and those behind its parametrizations."""
+    for name in ("reset_parameters", "_reset_parameters"):  # nn.MultiheadAttention's
+        reset = getattr(module, name, None)
+        if callable(reset):
+            break
+    else:
+        return
+    if not parametrize.is_parametrized(module):
+        reset()
+        return
+    with parametrize.cached(), torch.no_grad():  # reset() writes into computed tensors
+        reset()
+        computed = {k: getattr(module, k).clone() for k in module.parametrizations}
+    for name, value in computed.items():
+        with contextlib.suppress(RuntimeError):  # there is no inverse
+            setattr(module, name, value)
 
 
 #: The end of an error that refuses to resume.
