@@ -24,6 +24,8 @@ std::optional<std::vector<double>> ReadRecord(const StateDict& group,
   const c10::IValue saved = group.at(key);
   if (saved.isNone()) return {};
   const auto record = FromValue<std::vector<double>>(key, saved);
+  // Of a chain at its start, in Python.
+  if (record == std::vector<double>(count)) return {};
   const auto is_finite = [](double number) { return std::isfinite(number); };
   if (record.size() != count || !std::ranges::all_of(record, is_finite) ||
       record[count - 3] <= 0 || record[count - 2] < 0 ||

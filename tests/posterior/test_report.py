@@ -424,6 +424,37 @@ def test_temperatures_have_one_unit():
     assert "| theta | " in found.markdown() and "T_kin / T" in found.markdown()
 
 
+def test_groups_have_their_own_temperatures(tmp_path):
+    """What is twice as hot in one group is not hotter than what is right in another."""
+    params = [nn.Parameter(torch.zeros(n)) for n in (300, 600, 100)]
+    temperatures = (0.25, 1.0, 4.0)
+    groups = [
+        {"params": [(f"p{i}", p)], "temperature": t}
+        for i, (p, t) in enumerate(zip(params, temperatures, strict=True))
+    ]
+    sampler = sg.BAOA(groups, 0.05, num_data=N, seed=0)
+    monitor = sg.TemperatureMonitor(sampler, every=2)
+    named = {f"p{i}": p for i, p in enumerate(params)}
+    with sg.Collector(sampler, named, tmp_path, every=10, monitor=monitor):
+        for _ in range(400):
+            for i, p in enumerate(params):
+                p.grad = p.detach() * (1 + (i == 0))
+            sampler.step()
+    found = sg.report(None, tmp_path)
+    [ran] = found.runs.values()
+    kinetic = {name: read.kinetic.mean for name, read in ran.tensors.items()}
+    ratios = {f"p{i}": kinetic[f"p{i}"] / t for i, t in enumerate(temperatures)}
+    assert all(0.8 < ratio < 1.2 for ratio in ratios.values())
+    hot = max(ratios, key=ratios.__getitem__)
+    mean = ran.all.kinetic.mean / 1.075  # T of all elements
+    assert (
+        f"T_kin is {mean:.3g} T on average, highest in {hot}: {ratios[hot]:.3g} T "
+        "(T = 0.25 or 1 or 4)."
+    ) in str(found)
+    for name, ratio in ratios.items():
+        assert f"| {name} | {ratio:.3g} ± " in found.markdown()
+
+
 def test_autocorrelations_end_where_noise_begins(tmp_path):
     store = run(tmp_path, steps=400, chains=2, every=4)
     found = sg.report(model(), store, data().tensors[0][:20])

@@ -555,3 +555,27 @@ def test_what_was_found_is_found_after_loading(estimate, noise):
     again.load_state_dict(copy.deepcopy(monitor.state_dict()))
     assert again.summary() == monitor.summary()
     assert again.state_dict()["series"] == monitor.state_dict()["series"]
+
+
+@pytest.mark.parametrize(
+    ("every", "redraws", "interval"), [(3, (2, 3), 5), (9, (2, 3), 11), (5, (5, 3), 7)]
+)
+def test_no_group_is_observed_at_one_place_of_its_cycle(every, redraws, interval):
+    """Momenta that were just redrawn move less than those before the next redraw."""
+    params = [torch.zeros(4, requires_grad=True) for _ in redraws]
+    groups = [
+        {"params": p, "resample_momentum_every": k}
+        for p, k in zip(params, redraws, strict=True)
+    ]
+    sampler = sg.SGHMC(groups, 0.02, 0.3, num_data=1, seed=0)
+    monitor = sg.TemperatureMonitor(sampler, every=every)
+    assert monitor.interval == interval
+    for _ in range(30):
+        for p in params:
+            p.grad = p.detach().clone()
+        sampler.step()
+    assert monitor.interval == interval
+    twin = sg.SGHMC(groups, 0.02, 0.3, num_data=1, seed=0)
+    other = sg.TemperatureMonitor(twin, every=1)
+    other.load_state_dict(monitor.state_dict())
+    assert other.interval == interval

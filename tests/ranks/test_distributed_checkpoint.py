@@ -25,6 +25,7 @@ ALL = [*chains.KINDS, "SBPS", "pSBPS", "pSBPS given"]
 EACH = pytest.mark.parametrize("kind", ALL)
 # No state has been made before the first step, nor is there ever any of SGLD.
 SAVED_AFTER = pytest.mark.parametrize("steps", [0, 3])
+GROWS = "EWSG persistent"  # its list of minibatches; SBPS's clock and a tuning do, too
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 pytestmark = [
@@ -106,10 +107,21 @@ def advance(sampler, net, steps):
     sampler.zero_grad()
 
 
+def saved_groups(sampler):
+    """The groups of a state dict, without records of a chain at its start: blank."""
+    records = sampler._SPEC.records if sampler.param_groups[0]["step"] == 0 else ()
+    groups = copy.deepcopy(sampler.state_dict()["param_groups"])
+    for group in groups:
+        for key in records:
+            record = group.pop(key)
+            assert record is None or not any(record)
+    return groups
+
+
 def assert_same_chain(one, other):
     assert_same_bits([*one[0].parameters()], [*other[0].parameters()])
     ours, theirs = (sampler.state_dict() for _, sampler in (one, other))
-    assert_same_bits(ours["param_groups"], theirs["param_groups"])
+    assert_same_bits(saved_groups(one[1]), saved_groups(other[1]))
     if int(one[1].param_groups[0]["step"]) > 0:  # before, state is blank or none
         states = [
             {index: state for index, state in each["state"].items() if state}
@@ -125,12 +137,12 @@ def test_saving_never_advances_the_chain(kind, steps):
     saved, untouched = (sampler_of(kind, net) for net in nets)
     for sampler, net in zip((saved, untouched), nets, strict=True):
         advance(sampler, net, range(steps))
-    before = copy.deepcopy(saved.state_dict())
+    before = saved_groups(saved)
     for options in (None, FLAT):
         get_optimizer_state_dict(nets[0], saved, options=options)
         get_state_dict(nets[0], saved, options=options)
     assert_same_chain((nets[0], saved), (nets[1], untouched))
-    assert before["param_groups"] == saved.state_dict()["param_groups"]
+    assert before == saved_groups(saved)
     for sampler, net in zip((saved, untouched), nets, strict=True):
         advance(sampler, net, range(steps, steps + 4))
     assert_same_chain((nets[0], saved), (nets[1], untouched))
@@ -164,6 +176,25 @@ def test_a_loaded_chain_continues_bit_for_bit(kind, steps, options, tmp_path):
     assert_same_chain((loaded, other), (net, sampler))
     for some, its in ((sampler, net), (other, loaded)):
         advance(some, its, range(steps, steps + 4))
+    assert_same_chain((loaded, other), (net, sampler))
+
+
+@pytest.mark.parametrize(
+    "kind", [k for k in ALL if "SBPS" not in k and k not in ("MCLMC tuning", GROWS)]
+)
+def test_a_full_state_dict_continues_bit_for_bit(kind):
+    """torch gives it the structure of the fresh sampler's: no list may have grown."""
+    options = StateDictOptions(full_state_dict=True)
+    net, loaded = Net(), Net()
+    sampler = sampler_of(kind, net)
+    advance(sampler, net, range(3))
+    state = copy.deepcopy(get_optimizer_state_dict(net, sampler, options=options))
+    loaded.load_state_dict(net.state_dict())
+    other = stranger_of(sampler, loaded)
+    set_optimizer_state_dict(loaded, other, state, options=options)
+    assert_same_chain((loaded, other), (net, sampler))
+    for some, its in ((sampler, net), (other, loaded)):
+        advance(some, its, range(3, 7))
     assert_same_chain((loaded, other), (net, sampler))
 
 

@@ -175,7 +175,9 @@ class RandomState:
             getattr(self, key).fill_(int(first[key]))
         self.progress = {key: first[key] for key in self.progress}
         self.of_groups = [
-            {key: list(group[key] or ()) for key in (*OF_GROUP, *self._records)}
+            {key: list(group[key] or ()) for key in OF_GROUP}
+            # Zeros are of a chain at its start.
+            | {k: list(group[k]) if any(group[k] or ()) else [] for k in self._records}
             for group in groups
         ]
 

@@ -304,11 +304,24 @@ def record_estimate(
             context.changed_records.append((known, before))
 
 
+def blank_records(
+    group: Mapping[str, Any], records: Iterable[str]
+) -> dict[str, list[float] | None]:
+    """Returns zeros in place of the records that a chain's first step makes."""
+    blank: dict[str, list[float] | None] = dict.fromkeys(records)
+    if MOMENTUM_SETTINGS in blank:
+        blank[MOMENTUM_SETTINGS] = [0.0] * 3
+    estimate = group.get("noise_estimate", 0)
+    if ESTIMATE_SETTINGS in blank and estimate and not isinstance(estimate, str):
+        blank[ESTIMATE_SETTINGS] = [0.0] * 4
+    return blank
+
+
 def check_records(group: Mapping[str, Any], records: Iterable[str]) -> None:
     """Raises if a saved group has an impossible record."""
     for key in records:
         record = group[key]
-        if record is None or record == []:
+        if record in (None, []) or record == blank_records(group, records)[key]:
             continue
         estimate = 1 if key == ESTIMATE_SETTINGS else 0
         if not isinstance(record, (list, tuple)) or len(record) != 3 + estimate:

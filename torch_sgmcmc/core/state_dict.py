@@ -30,7 +30,7 @@ from torch_sgmcmc.core.random_state import (
     STEP,
     check_numbers,
 )
-from torch_sgmcmc.core.state import PRIOR_MEAN, copied, given
+from torch_sgmcmc.core.state import PRIOR_MEAN, blank_records, copied, given
 from torch_sgmcmc.core.utils import plain_name
 
 
@@ -57,6 +57,9 @@ def matched_by_name(context: StepContext, state_dict: dict[str, Any]) -> dict[st
                 f"Invalid state_dict: got one of {name} (must be of "
                 f"{present['sampler']}). Load it into a sampler of its class"
             )
+        # torch.distributed.checkpoint drops empty lists.
+        progress = context.spec.progress.items()
+        saved = {**{k: [] for k, start in progress if start == []}, **saved}
         missing = context.keys.difference(saved)
         if missing:
             raise ValueError(
@@ -341,6 +344,9 @@ def saved_groups(
     for i, group in enumerate(groups):
         owned = {**rng.owned(i), **rng.progress}
         owned |= {key: owned[key] or None for key in spec.records}
+        if context.blank:  # a checkpoint of a chain fills them as it fills the state
+            filled = blank_records(group, spec.records)
+            owned |= {key: owned[key] or filled[key] for key in spec.records}
         whole = {key: copied(value) for key, value in {**group, **owned}.items()}
         saved.append(saved_numbers(whole, counters))
     return saved

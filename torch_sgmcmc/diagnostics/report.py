@@ -94,8 +94,9 @@ class Report:
             return ""
         highest, name, chain = run_issues.hottest(runs)
         where, known = f", chain {chain}" * (len(self.runs) > 1), runs.values()
-        of_all = [r.all.kinetic.mean / r.temperature for r in known if r.all]
-        temperatures = " or ".join(f"{t:g}" for t in {r.temperature: 0 for r in known})
+        of_all = [r.all.kinetic.mean / r.intended_of() for r in known if r.all]
+        each = {r.intended_of(name): 0 for r in known for name in r.tensors}
+        temperatures = " or ".join(f"{t:g}" for t in each)
         return (
             f"T_kin is {sum(of_all) / len(of_all):.3g} T on average, highest in "
             f"{name}: {highest:.3g} T (T = {temperatures}){where}."
@@ -150,12 +151,14 @@ class Report:
             runs = [ran for ran in known if name in ran.tensors]
             cells = [name]
             for key in ("kinetic", "configurational", "excess"):
-                reads = [(getattr(r.tensors[name], key), r.temperature) for r in runs]
+                reads = [
+                    (getattr(r.tensors[name], key), r.intended_of(name)) for r in runs
+                ]
                 mean = statistics.fmean(read.mean / t for read, t in reads)
                 width = math.hypot(*(read.half_width / t for read, t in reads))
                 is_known = math.isfinite(width)
                 cells.append(f"{mean:.3g}" + f" ± {width / len(runs):.2g}" * is_known)
-            heat = sum(r.tensors[name].kinetic.mean / r.temperature for r in runs)
+            heat = sum(r.tensors[name].kinetic.mean / r.intended_of(name) for r in runs)
             rows.append((-heat / len(runs), f"| {' | '.join(cells)} |"))
         if not rows:
             return []
@@ -428,7 +431,7 @@ def _temperatures(axes: Any, found: Report) -> None:
         for series, line in ((ran.kinetic, "-"), (ran.configurational, ":")):
             each = ran.num_observed * ran.interval / max(1, len(series))
             times = [(i + 0.5) * each for i in range(len(series))]
-            ratios = [value / ran.temperature for value in series]
+            ratios = [value / ran.intended_of() for value in series]
             axes.plot(times, ratios, line, color=f"C{chain % 10}")
     axes.axhline(1, color="0.6", linewidth=1)
     axes.set(title="T_kin / T, and T_conf / T (dotted)", xlabel="step since burn-in")

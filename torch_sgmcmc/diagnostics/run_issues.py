@@ -464,7 +464,7 @@ def _has_none(sampler: str) -> bool:
 def hottest(runs: Mapping[int, RunRecord]) -> tuple[float, str, int]:
     """Returns the highest T_kin / T, its tensor and chain: of issues, if there are."""
     ratios = {
-        (i, name): read.kinetic.mean / ran.temperature
+        (i, name): read.kinetic.mean / ran.intended_of(name)
         for i, ran in runs.items()
         for name, read in ran.tensors.items()
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,6 +98,12 @@ class RunRecord:
     #: The start of the chain ("prior" of a draw from it), and steps of a pass.
     start: str | None = None
     steps_per_pass: int | None = None
+    #: T of each tensor if groups differ, and by the name "" its mean over elements.
+    intended: Mapping[str, float] = field(default_factory=dict)
+
+    def intended_of(self, name: str = "") -> float:
+        """Returns T of a tensor; without a name its mean over all elements."""
+        return self.intended.get(name, self.temperature)
 
 
 class RunRecorder:
@@ -180,8 +187,21 @@ class RunRecorder:
                 for g in sampler.param_groups
             ),
             names=tuple(names_of([g]) for g in sampler.param_groups),
+            intended=_intended(sampler.param_groups, float(temperature)),
             **parts,
         )
+
+
+def _intended(groups: Sequence[dict[str, Any]], first: float) -> dict[str, float]:
+    """Returns T of each tensor and of all, where the first group's was ``first``."""
+    now = [float(g["temperature"]) for g in groups for _ in g["params"]]
+    if len({*now}) < 2:
+        return {}
+    sizes = [p.numel() for group in groups for p in group["params"]]
+    mean = sum(map(operator.mul, now, sizes)) / max(1, sum(sizes))
+    scale = first / now[0] if now[0] > 0 else 1.0
+    pairs = zip([*names_of(groups), ""], [*now, mean], strict=True)
+    return {name: scale * t for name, t in pairs}
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, float]:

@@ -167,7 +167,7 @@ class TemperatureMonitor:
         centers = centers_of(center, sampler, self._params)
         self._sums = StepSums(motion, self._params, centers)
         self._every = every
-        self._interval = _interval_of(every, groups[0])
+        self._interval = _interval_of(every, groups)
         self._previous: tuple[int, dict[Tensor, Tensor]] | None = None
         self._rows: list[tuple[list[Row], bool]] = []
         # Forces of observe() at the present θ, and pairs with the step's.
@@ -214,7 +214,7 @@ class TemperatureMonitor:
         check_keys(state_dict, type(self).__name__, "every", "series")
         hyperparams.check_integer("every", state_dict["every"], low=1)
         previous = _read_previous(state_dict.get("previous_gradients"), self._params)
-        interval = _interval_of(state_dict["every"], self._attached().param_groups[0])
+        interval = _interval_of(state_dict["every"], self._attached().param_groups)
         interval = check_count("interval", state_dict.get("interval", interval))
         self._means.state = state_dict["series"]
         self._rows.clear()
@@ -292,7 +292,8 @@ class TemperatureMonitor:
             )
             self._add(work, before=previous if has_noise else None)
             self._previous = None
-            self._interval = interval = _interval_of(self._every, work[0].group)
+            groups = [lists.group for lists in work]
+            self._interval = interval = _interval_of(self._every, groups)
         if _observes(step + 1, interval, NOISE_EVERY):
             # A clone: a later backward pass may add to the same memory.
             pairs = (zip(w.params, w.grads, strict=True) for w in work)
@@ -435,10 +436,10 @@ class TemperatureMonitor:
         return figure
 
 
-def _interval_of(every: int, group: Mapping[str, Any]) -> int:
-    """Returns an interval that observes all of a cycle of redrawn momenta."""
-    redraws = group.get("resample_momentum_every", 0)
-    while redraws > 0 and math.gcd(every, redraws) > 1:
+def _interval_of(every: int, groups: Iterable[Mapping[str, Any]]) -> int:
+    """Returns an interval that observes all of the cycles of redrawn momenta."""
+    redraws = [group.get("resample_momentum_every", 0) or 1 for group in groups]
+    while math.gcd(every, math.lcm(*redraws)) > 1:
         every += 1
     return every
 

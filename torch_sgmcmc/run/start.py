@@ -117,9 +117,10 @@ def _reset(module: nn.Module) -> None:
     if not parametrize.is_parametrized(module):
         reset()
         return
+    names = dict(module.get_submodule("parametrizations").named_children())
     with parametrize.cached(), torch.no_grad():  # reset() writes into computed tensors
         reset()
-        computed = {k: getattr(module, k).clone() for k in module.parametrizations}
+        computed = {name: getattr(module, name).clone() for name in names}
     for name, value in computed.items():
         with contextlib.suppress(RuntimeError):  # there is no inverse
             setattr(module, name, value)
