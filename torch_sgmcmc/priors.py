@@ -20,6 +20,9 @@ from torch_sgmcmc.core.utils import Snapshot, resolved
 _NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 # The prior of norms' scales and offsets: standard deviation 0.2 around 1 and 0.
 _NORM_PRECISION = 25.0
+# A bias adds 2 / (fan_in mean square) to the outputs' variance, which is 2 without it:
+# at less than this it would be most of it.
+_LEAST = 0.1
 # Draws of all weights, over which the mean squares of layers' inputs are averaged.
 _DRAWS = 10
 # Their seed, which no program gives to the generator of its data.
@@ -64,7 +67,8 @@ class _Layer(NamedTuple):
             return 1
         if isinstance(self.module, _ConvTransposeNd):
             inputs = weight.shape[0] // self.module.groups
-            return max(1, inputs * math.prod(weight.shape[2:]))
+            taken = math.prod(weight.shape[2:]) / math.prod(self.module.stride)
+            return max(1, round(inputs * taken))
         return max(1, math.prod(weight.shape[1:]))
 
 
@@ -83,9 +87,10 @@ def prior_groups(
     .. math::
         \lambda = \mathrm{fan\_in} \cdot \overline{x^2} / (2\, \mathrm{scale}^2),
 
-    with :math:`\overline{x^2}` the mean square of the layer's inputs. With scale 1 its
-    outputs have the variance 2 under the prior (He et al. 2015; Neal 1996). Such a
-    prior lets a chain reach its posterior in few passes (docs/priors.md).
+    with :math:`\overline{x^2}` the mean square of the layer's inputs. With scale 1 the
+    weights give its outputs the variance 2 under the prior (He et al. 2015; Neal 1996),
+    and the bias adds :math:`1 / \lambda`. Such a prior lets a chain reach its posterior
+    in few passes (docs/priors.md).
 
     Args:
         model: the module whose parameters are sampled. It is left as it is.
@@ -117,8 +122,8 @@ def prior_groups(
             out of range, or ``lr`` or ``params`` have a name that the model lacks.
 
     Warns:
-        UserWarning: a layer's inputs were not seen, or another parametrization may
-            change the size of its weights.
+        UserWarning: a layer's inputs were not seen or are so small that its bias would
+            dominate, or something else may change the size of its weights.
 
     Example:
         >>> sampler = sg.SGHMC(sg.prior_groups(model, x[:500]), lr=0.03, num_data=N)
@@ -179,6 +184,15 @@ def with_params(
 
 
 def _warn_of_sizes(layers: list[_Layer]) -> None:
+    for layer in layers:
+        for hook in layer.module._forward_pre_hooks.values():  # the older functions'
+            if type(hook).__module__.startswith("torch.nn.utils."):
+                warnings.warn(
+                    f"The size of weights by {type(hook).__name__} in {layer.name!r} "
+                    "is not known to prior_groups: set the prior_precision, or use "
+                    "torch.nn.utils.parametrizations",
+                    stacklevel=3,
+                )
     for name, each in (pair for layer in layers for pair in layer.parametrized()):
         other = [type(m).__name__ for m in each if not isinstance(m, _WeightNorm)]
         if other and any(p.requires_grad for p in each.parameters()):
@@ -215,10 +229,14 @@ def _mean_squares(
 
     def hook(layer: _Layer) -> Callable[..., None]:
         def measure(_: nn.Module, given: tuple[Any, ...], named: Any) -> None:
-            x = next(iter((*given, *named.values())), None)
-            if layer.name in drawn or not isinstance(x, Tensor):
+            found = [x for x in (*given, *named.values()) if isinstance(x, Tensor)]
+            if layer.name in drawn or not found:
                 return
-            square = float(x.double().square().mean()) if x.is_floating_point() else 1.0
+            factors = found[: 2 if isinstance(layer.module, nn.Bilinear) else 1]
+            square = math.prod(
+                float(x.double().square().mean()) if x.is_floating_point() else 1.0
+                for x in factors
+            )
             if not (math.isfinite(square) and square > 0):
                 return
             drawn.add(layer.name)
@@ -258,7 +276,17 @@ def _mean_squares(
             "0): mean squares of 1 are taken. Set the prior_precision of their groups",
             stacklevel=4,
         )
-    return {name: math.fsum(found) / len(found) for name, found in squares.items()}
+    means = {name: math.fsum(found) / len(found) for name, found in squares.items()}
+    for layer in layers:
+        total = layer.fan_in() * means.get(layer.name, 1.0)
+        if getattr(layer.module, "bias", None) is not None and total < _LEAST:
+            warnings.warn(
+                f"Inputs of {layer.name!r} are small (fan_in times mean square is "
+                f"{total:.2g}): under the prior the bias, of standard deviation "
+                f"{math.sqrt(2 / total):.2g}, outweighs them. Standardise the inputs",
+                stacklevel=4,
+            )
+    return means
 
 
 def _cut(layers: list[_Layer]) -> None:

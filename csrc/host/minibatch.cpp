@@ -25,10 +25,12 @@ void CheckSizes(int64_t num_data, int64_t batch_size, int64_t count,
             replacement ? ">= 1" : "in [1, " + std::to_string(num_data) + "]");
   }
   if (count < 0) Invalid("count", count, ">= 0");
-  if (stream.step > static_cast<uint64_t>(kMaxStep) ||
-      static_cast<uint64_t>(count) >
-          static_cast<uint64_t>(kMaxStep) - stream.step + 1) {
-    throw std::invalid_argument("step + count must be in [0, 2^48]");
+  constexpr auto kMost = static_cast<uint64_t>(kMaxStep);
+  if (stream.step > kMost) {
+    throw std::invalid_argument("step must be in [0, 2^48)");
+  }
+  if (static_cast<uint64_t>(count) > kMost - stream.step + 1) {
+    throw std::invalid_argument("step + count must be at most 2^48");
   }
 }
 

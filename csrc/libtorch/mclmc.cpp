@@ -2,11 +2,13 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <tuple>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -86,6 +88,10 @@ class MCLMCImpl : public SamplerImpl {
   }
 
  private:
+  // Sets directions to 0 if other parameters move than in the last step: a part
+  // of a unit vector is not uniform, nor is it with others. From 0 the operator
+  // takes a uniform direction, and no half turn ends the former step.
+  void start_again(const std::vector<TensorLists>& lists);
   // Forgets the energy of a move that began with another target.
   void check_target(const std::vector<TensorLists>& lists);
   void forget_move() {
@@ -102,6 +108,36 @@ class MCLMCImpl : public SamplerImpl {
   int64_t dimension_ = 0;
   std::vector<double> target_;
 };
+
+void MCLMCImpl::start_again(const std::vector<TensorLists>& lists) {
+  Tensors known;
+  for (auto& group : groups()) {
+    for (const at::Tensor& param : group.params()) {
+      if (state_of(param)["direction"].defined()) known.push_back(param);
+    }
+  }
+  std::unordered_set<const void*> moving;
+  for (const TensorLists& each : lists) {
+    for (const at::Tensor& param : each.params) {
+      moving.insert(param.unsafeGetTensorImpl());
+    }
+  }
+  const auto moves = [&](const at::Tensor& param) {
+    return moving.contains(param.unsafeGetTensorImpl());
+  };
+  if (known.empty() ||
+      (known.size() == moving.size() && std::ranges::all_of(known, moves))) {
+    return;
+  }
+  for (const at::Tensor& param : known) {
+    if (!moves(param)) own_state_of(param)["direction"] = at::Tensor();
+  }
+  for (const TensorLists& each : lists) {
+    for (const at::Tensor& param : each.params) {
+      own_state_of(param)["direction"] = ZeroState(param);
+    }
+  }
+}
 
 void MCLMCImpl::check_target(const std::vector<TensorLists>& lists) {
   std::vector<double> target{static_cast<double>(dimension_)};
@@ -163,6 +199,7 @@ void MCLMCImpl::prepare_all(std::vector<TensorLists>& lists) {
         "MCLMC got a gradient of 1 element (must be at least 2: the direction "
         "is a unit vector, and d - 1 divides)");
   }
+  start_again(lists);
   SamplerImpl::prepare_all(lists);
   Tensors all;
   for (const TensorLists& each : lists) {

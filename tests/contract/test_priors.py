@@ -136,7 +136,39 @@ def test_outputs_of_weight_norm_have_the_variance_2(make, weights):
     assert float(torch.stack(outputs).square().mean()) == pytest.approx(2, rel=0.5)
 
 
+@pytest.mark.parametrize(
+    ("layer", "shapes"),
+    [
+        (nn.ConvTranspose2d(8, 3, 4, stride=2, padding=1, bias=False), [(8, 6, 6)]),
+        (nn.ConvTranspose1d(8, 3, 3, stride=3, bias=False), [(8, 6)]),
+        (nn.Bilinear(8, 6, 3, bias=False), [(8,), (6,)]),
+    ],
+)
+def test_outputs_of_layers_of_other_kinds_have_the_variance_2(layer, shapes):
+    torch.manual_seed(0)
+    x = tuple(3 * torch.randn(200, *shape) for shape in shapes)
+    groups = sg.prior_groups(layer, x)
+    outputs = []
+    for seed in range(60):
+        sg.SGLD(groups, 0.1, num_data=9, seed=seed).draw_from_prior()
+        outputs.append(layer(*x).detach())
+    # At the borders of an image there are fewer inputs.
+    assert 1.5 < float(torch.stack(outputs).square().mean()) < 2.4
+
+
+def test_biases_that_outweigh_the_inputs_are_warned_of():
+    x = 0.01 * torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.warns(UserWarning, match="Inputs of '' are small .* Standardise"):
+        sg.prior_groups(nn.Linear(4, 5), x)
+    sg.prior_groups(nn.Linear(4, 5, bias=False), x)
+    sg.prior_groups(nn.Linear(1, 5), torch.rand(50, 1))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_what_is_not_known_is_warned_of():
+    for old in (nn.utils.weight_norm, nn.utils.spectral_norm):
+        with pytest.warns(UserWarning, match=r"by \w+Norm in '0' is not known"):
+            sg.prior_groups(nn.Sequential(old(nn.Linear(4, 3))))
     model = nn.Sequential(spectral_norm(nn.Linear(4, 3)), nn.Tanh())
     with pytest.warns(UserWarning, match=r"_SpectralNorm in '0\.parametrizations"):
         found = precisions(sg.prior_groups(model))

@@ -79,6 +79,10 @@ def test_names_and_probes_of_a_network():
             assert np.array_equal(at["sums"].values, sums(draws[c][d]).numpy())
     only = sg.to_arviz(draws, probes={"sums": sums})["posterior"]
     assert set(only.data_vars) == {"sums"}
+    kinds = {"float": lambda d: float(sums(d)[0]), "array": lambda d: sums(d).numpy()}
+    others = sg.to_arviz(draws, probes=kinds)["posterior"]
+    assert np.array_equal(others["float"], only["sums"][..., 0])
+    assert np.array_equal(others["array"], only["sums"])
 
 
 def test_draws_one_after_the_other_with_their_chains_weights_and_steps():

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import warnings
 from functools import partial
 
 import numpy as np
@@ -110,6 +111,28 @@ def test_what_eval_mode_keeps_is_of_one_draw(begins):
     assert found is not None
     for one, draw in zip(found, draws, strict=True):
         assert torch.equal(one, x[:, :2] * draw["scale"])
+
+
+def test_one_draw_with_a_weight_gives_its_outputs():
+    """The others give outputs that are not looked at; no warning of equal ones."""
+    net, x = nn.Linear(3, 2), torch.randn(5, 3)
+    draws = drawn(net, ("weight", "bias"))
+    options = {"weights": [0, 1, 0, 0], "link": "identity"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = sg.predict(net, draws, x, **options)
+    expected = torch.func.functional_call(net, draws[1], (x,))
+    torch.testing.assert_close(found.mean, expected)
+
+
+def test_layers_without_rules_are_evaluated_one_draw_at_a_time():
+    net = nn.Sequential(nn.LSTM(3, 2))
+    draws, x = drawn(net, [n for n, _ in net.named_parameters()]), torch.randn(5, 3)
+    first = lambda model, x: model(x)[0]  # noqa: E731
+    options = {"link": "identity", "forward": first}
+    sg.predict(net, draws, x, **options)
+    with pytest.raises(RuntimeError, match=r"\(of 2 draws at once.*set chunk_size=1"):
+        sg.predict(net, draws, x, chunk_size=2, **options)
 
 
 def test_a_model_that_remembers_is_warned_of():

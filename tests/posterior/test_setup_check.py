@@ -546,6 +546,28 @@ def test_batches_of_other_libraries():
     assert not found.issues and "no rows to cut" in str(found) and moves
 
 
+def test_targets_that_a_mask_leaves_are_not_counted():
+    """Their number may be num_data, if the loss is their mean: nobody can tell."""
+    ids = torch.randint(11, (60, 5))
+    mask = (torch.rand(60, 5) < 0.8).float()
+    data = TensorDataset(ids, ids % 4, mask)
+    model = nn.Sequential(nn.Embedding(11, 6), nn.Linear(6, 4))
+
+    def loss(model, batch):
+        ids, labels, mask = batch
+        each = F.cross_entropy(model(ids).mT, labels, reduction="none")
+        return (each * mask).sum() / mask.sum()
+
+    not_known = "whether num_data is the number of unmasked targets"
+    for number, is_judged in ((int(mask.sum()), False), (60, True), (400, True)):
+        sampler = sg.SGHMC(model.named_parameters(), 1e-3, num_data=number, seed=0)
+        loader = DataLoader(data, 20, shuffle=True)
+        found = sg.check_setup(model, loss, loader, sampler)
+        assert (not_known in found.unknown) != is_judged
+        has = any(each.kind == "num_data" for each in found.issues)
+        assert has == (number == 400)
+
+
 def test_losses_of_several_rows():
     def centred(model, batch):  # batch norm by hand
         outputs = model(batch[0])

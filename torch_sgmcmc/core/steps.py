@@ -245,12 +245,12 @@ def settle_created(context: StepContext, plan: StepPlan | None) -> None:
 
 
 def gather_work(sampler: Hooks, *, checked: bool = False) -> list[TensorLists]:
-    """Checks gradients, and groups unless checked; returns the lists to update."""
+    """Checks gradients, and groups and state unless checked; returns the lists."""
     if not checked:
         check_groups(sampler)
     context = context_of(sampler)
     work = gather(context)
-    if len(work) > 1:
+    if len(work) > 1 or not checked:
         # An operator changes nothing if its arguments do not fit, but by then another
         # group's may have made its update.
         check_fits(context, work)

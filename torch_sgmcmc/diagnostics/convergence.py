@@ -393,8 +393,9 @@ def to_arviz(
             names to Tensors, or modules.
         names: names of tensors to take. None takes all of a floating dtype, if there
             are no probes and at most 10,000 numbers. Default: None.
-        probes: ``{name: function}`` of a draw that returns a Tensor; labels of its
-            elements are taken from the function's attribute ``names``. Default: none.
+        probes: ``{name: function}`` of a draw that returns a Tensor, an array or a
+            number; labels of its elements are taken from the function's attribute
+            ``names``. Default: none.
         log_likelihood: ``{name: function}`` of a draw that returns :math:`\log p(y_i |
             x_i, \theta)` of each datum, for ``arviz.loo`` and ``arviz.compare``; a
             group of that name. Default: none.
@@ -469,7 +470,10 @@ def _rows(
         if missing:
             raise ValueError(f"Invalid names: a draw has no tensor {missing[0]!r}")
         row = {("posterior", name): tensors[name] for name in chosen}
-        row |= {place: function(draw) for place, function in functions.items()}
+        for place, function in functions.items():
+            value = function(draw)
+            dtype = torch.float64 if isinstance(value, float) else None
+            row[place] = torch.as_tensor(value, dtype=dtype)
         for name in _STATISTICS:
             if not isinstance(draw, nn.Module) and hasattr(draw, name):
                 value = getattr(draw, name)

@@ -158,17 +158,24 @@ class _Run(gradients.Run):
             return
         match, rows, tolerance = self.match, utils.rows_of(self.batches[0]), 0.0
         widths: set[float] = set()  # possible numbers of targets that a datum counts
+        counts, data = self.counts, self.data.num_data
         if match is not None and match.function in gradients.EXACT:
             widths, tolerance = {match.width / match.factor}, match.tolerance
         elif match is not None and not isinstance(self.loss, Likelihood):
             widths = {round(match.width)}
         elif rows and not isinstance(self.loss, Likelihood):
-            widths = {t.numel() // rows for t in utils.tensors_in(self.batches[0])}
+            tensors = [*utils.tensors_in(self.batches[0])]
+            widths = {t.numel() // rows for t in tensors}
+            masks = [t.numel() / rows for t in tensors if _is_mask(t)]
+            most = (data or 0) * max(masks, default=1.0)
+            counts = {n for n in counts if not (data or 0) < n < most}
+        if counts != self.counts:
+            self.unknown.append("whether num_data is the number of unmasked targets")
         if not self.has("num_data"):
-            self.issues += self.data.find_num_data(self.counts, widths, tolerance)
+            self.issues += self.data.find_num_data(counts, widths, tolerance)
         several = len(self.batches) > 1
         self.issues += self.data.find_order(self.sampler, self.counts, several)
-        if self.data.num_data is None:
+        if data is None:
             self.unknown.append("whether num_data is the number of the loader's data")
 
     def check_loss(self) -> None:
@@ -361,3 +368,8 @@ class _Run(gradients.Run):
         if match is not None and not (match.function is F.mse_loss and is_given):
             data = self.data.num_data
             self.issues += gradients.find_scale(match, self.num_data, data)
+
+
+def _is_mask(t: Tensor) -> bool:
+    """Returns whether a tensor has zeros and ones, and nothing else."""
+    return bool(((t == 0) | (t == 1)).all()) and 0 < int(t.sum()) < t.numel()

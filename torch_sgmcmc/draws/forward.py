@@ -285,13 +285,11 @@ class Replacements:
         ]
         if others:
             place = "memory" if draw.path is None else str(draw.path.parents[1])
-            remedy = "load these into the model, in their dtype"
-            if None in map(sums.get, others):
-                remedy = "some were sampled, and not stored (store all to predict)"
             warnings.warn(
                 f"Draws of chain {draw.chain} of {place} are of a part of a "
                 f"model, and {len(others)} of its other parameters, {others[0]!r} "
-                f"among them, are not those that the draws were made with: {remedy}",
+                "among them, are not those that the draws were made with: load these "
+                "into the model, in their dtype (what was sampled must be stored)",
                 stacklevel=2,
             )
 

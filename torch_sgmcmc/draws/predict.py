@@ -274,8 +274,9 @@ class Predictive:
 
     @property
     def is_constant(self) -> bool:
-        """Returns whether all draws gave the same values."""
-        return self._sums is not None and not bool(self._sums.squares.any())
+        """Returns whether all draws that count gave the same values, and some do."""
+        has_several = sum(weight != 0 for weight in self._weights) > 1
+        return has_several and self._sums is not None and not self._sums.squares.any()
 
     def _terms(self, draws: list[Mapping[str, Tensor]]) -> list[Terms]:
         outputs: Sequence[Tensor]
@@ -289,7 +290,13 @@ class Predictive:
                         f"another {', '.join(draw) or 'no tensor'} (draws that are "
                         "evaluated together must have the same names)"
                     )
-            outputs = self._evaluation.together(draws, self._batches).unbind()
+            try:
+                outputs = self._evaluation.together(draws, self._batches).unbind()
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"{error} (of {len(draws)} draws at once, by torch.func.vmap, "
+                    "which has no rules for some layers: set chunk_size=1)"
+                ) from error
         return [Terms(out, self._link, self._functions) for out in outputs]
 
     def result(self) -> Prediction:

@@ -321,6 +321,7 @@ class MCLMC(Sampler):
                 "MCLMC got a gradient of 1 element (must be at least 2: the direction "
                 "is a unit vector, and d - 1 divides)"
             )
+        _start_again(context, [p for lists in work for p in lists.params])
         prepared = super()._prepare_all(context, work)
         if torch.compiler.is_compiling():
             self._scratch.keep(self._turn(context, work))
@@ -400,6 +401,21 @@ class MCLMC(Sampler):
         for p in context.params:
             for key in MEANS:
                 context.state.get(p, {}).pop(key, None)
+
+
+def _start_again(context: StepContext, moving: list[Tensor]) -> None:
+    """Sets directions to 0 if other parameters move than in the last step.
+
+    A part of a unit vector is not uniform, nor is it with others. From 0 the operator
+    takes a uniform direction, and no half turn ends the former step.
+    """
+    known = {p for p in context.params if "direction" in context.state.get(p, {})}
+    if not known or known == {*moving}:
+        return
+    for p in known.difference(moving):
+        context.remove(p, "direction")
+    for p in moving:
+        context.create(p, "direction", blank(p, "direction")["direction"])
 
 
 def _step_size(group: dict[str, Any], dimension: int) -> float:
