@@ -136,6 +136,7 @@ def prior_groups(
     ]
     _warn_of_sizes(layers)
     squares = {} if inputs is None else _mean_squares(model, layers, inputs)
+    _warn_of_biases(layers, squares)
     rates = dict(lr or {})
     chosen: dict[nn.Parameter, tuple[str, tuple[float, float], float | None]] = {}
     for layer in layers:
@@ -276,17 +277,19 @@ def _mean_squares(
             "0): mean squares of 1 are taken. Set the prior_precision of their groups",
             stacklevel=4,
         )
-    means = {name: math.fsum(found) / len(found) for name, found in squares.items()}
+    return {name: math.fsum(found) / len(found) for name, found in squares.items()}
+
+
+def _warn_of_biases(layers: list[_Layer], squares: Mapping[str, float]) -> None:
     for layer in layers:
-        total = layer.fan_in() * means.get(layer.name, 1.0)
+        total = layer.fan_in() * squares.get(layer.name, 1.0)
         if getattr(layer.module, "bias", None) is not None and total < _LEAST:
             warnings.warn(
                 f"Inputs of {layer.name!r} are small (fan_in times mean square is "
                 f"{total:.2g}): under the prior the bias, of standard deviation "
                 f"{math.sqrt(2 / total):.2g}, outweighs them. Standardise the inputs",
-                stacklevel=4,
+                stacklevel=3,
             )
-    return means
 
 
 def _cut(layers: list[_Layer]) -> None:

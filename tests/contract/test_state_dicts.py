@@ -458,6 +458,9 @@ def test_no_key_of_a_group_may_be_missing(kind):
             {k: v for k, v in group.items() if k != key}
             for group in state["param_groups"]
         ]
+        if twin._SPEC.progress.get(key) == []:  # dropped by torch's checkpoints
+            twin.load_state_dict({**state, "param_groups": groups})
+            continue
         assert refused(twin, {**state, "param_groups": groups}) == (
             f"Invalid state_dict: param group 0 lacks {key}; it is not one of "
             f"{type(twin).__name__}"

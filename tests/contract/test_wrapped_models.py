@@ -177,7 +177,7 @@ def test_a_part_belongs_to_the_rest(tmp_path):
 
 
 def test_a_part_of_what_was_sampled_is_no_prediction(tmp_path):
-    """What is lost cannot be loaded, even into the model that was sampled."""
+    """Parameters that are lost cannot be loaded, even into the sampled model."""
     model = made()
     sampler = sg.SGLD(model.parameters(), 0.1, num_data=6, seed=0)
     with sg.Collector(sampler, model, tmp_path, parameters=["body.1.*"]):

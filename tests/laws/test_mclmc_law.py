@@ -205,7 +205,7 @@ def test_condition_number():
 @pytest.mark.default
 @pytest.mark.parametrize("away", ["frozen", "without a gradient"])
 def test_parameters_that_move_in_some_steps(away):
-    """Of 4,000 chains: a part of a direction that goes on is 9 % off."""
+    """Chains whose direction went on in parts would be 9 % off."""
     g = torch.Generator().manual_seed(0)
     a, b = (torch.randn(4000, n, generator=g).requires_grad_() for n in (2, 1))
     sampler = MCLMC([a, b], 0.02, 0.8, num_data=1, num_chains=4000, seed=1)

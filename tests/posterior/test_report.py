@@ -425,7 +425,7 @@ def test_temperatures_have_one_unit():
 
 
 def test_groups_have_their_own_temperatures(tmp_path):
-    """What is twice as hot in one group is not hotter than what is right in another."""
+    """Ratios are to the T of the tensor's own group."""
     params = [nn.Parameter(torch.zeros(n)) for n in (300, 600, 100)]
     temperatures = (0.25, 1.0, 4.0)
     groups = [

@@ -133,7 +133,7 @@ class Parts(nn.Module):
 
 
 def test_parameters_that_are_not_reset_are_named():
-    """Those behind parametrizations are reset if there is an inverse."""
+    """Parameters behind parametrizations are reset if there is an inverse."""
     network, kept = Parts(), {}
     with torch.no_grad():
         network.scale.weight.fill_(3)

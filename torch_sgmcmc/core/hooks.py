@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 from torch_sgmcmc.core import distributed
 from torch_sgmcmc.core.context import StepContext, TensorLists, context_of
 from torch_sgmcmc.core.hyperparams import (
-    ESTIMATE_SETTINGS,
     check_noise_scale,
     check_settings,
     noise_estimate,
@@ -111,7 +110,8 @@ class Hooks(Optimizer):
     def _operator_numbers(self, group: dict[str, Any]) -> dict[str, Any]:
         """Returns numbers that replace the group's as arguments of the operator."""
         numbers: dict[str, Any] = {}
-        if ESTIMATE_SETTINGS in group and not isinstance(group["noise_estimate"], str):
+        given = group.get("noise_estimate", 0)
+        if given and not isinstance(given, str):
             numbers["noise_estimate"] = noise_estimate(group)
         if isinstance(group.get("lr"), Tensor):
             numbers["lr"] = float(group["lr"])

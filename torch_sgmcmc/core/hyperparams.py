@@ -189,7 +189,8 @@ class Setting(NamedTuple):
 # Types whose values need only a comparison with the range.
 _PLAIN = {"real": (float,), "whole": (int,), "word": (str,), "flag": ()}
 
-_NORMAL, _DOUBLE = torch.finfo(torch.float32), torch.finfo(torch.float64)
+_DOUBLE = torch.finfo(torch.float64)
+_TINY, _MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
 def settings(sampler: str) -> tuple[Setting, ...]:
@@ -233,7 +234,7 @@ def check_noise_scale(group: Mapping[str, Any]) -> None:
     lr, temperature, num_data = settings_of(group)
     # Products of valid numbers may overflow.
     scale = math.sqrt(2 * lr) * math.sqrt(temperature / num_data)
-    if not scale <= _NORMAL.max:
+    if not scale <= _MOST:
         raise ValueError(
             f"Invalid lr: {lr:g} with temperature {temperature:g} and num_data "
             f"{num_data:g}: the noise has standard deviation sqrt(2 lr T / N) = "
@@ -433,7 +434,7 @@ def momentum_scale(group: Mapping[str, Any], now: Sequence[float]) -> float | No
         after = now[0] * now[1] / now[2]
         # An underflowing product does not determine the factor.
         scale = math.sqrt(after / before) if before > 0 else math.inf
-    if _NORMAL.tiny <= scale <= _NORMAL.max:
+    if _TINY <= scale <= _MOST:
         return scale
     in_double = all(p.dtype is torch.float64 for p in group["params"])
     return scale if in_double and _DOUBLE.tiny <= scale <= _DOUBLE.max else None
@@ -459,13 +460,14 @@ def scales(
     if former == now or now[0] == 0:
         return {}
     scale = momentum_scale(group, now)
-    found = {} if scale is None else {"momentum_scale": scale}
+    found = {} if scale in (None, 1.0) else {"momentum_scale": scale}
     if "thermostat_rate" in group:
         # A thermostat's mean is β̂, but its fluctuations do not follow the ratio: a
         # factor above 1 would raise them beyond the friction, and the chain would
         # diverge.
-        found["thermostat_scale"] = min(1.0, noise_estimate_scale(former, now))
-    return {name: value for name, value in found.items() if value != 1.0}
+        if (thermostat := noise_estimate_scale(former, now)) < 1.0:
+            found["thermostat_scale"] = thermostat
+    return found
 
 
 def is_drawn(group: Mapping[str, Any]) -> bool:

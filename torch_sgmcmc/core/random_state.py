@@ -17,7 +17,7 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +25,12 @@ import torch
 from torch import Tensor
 
 import torch_sgmcmc._C as _C
-from torch_sgmcmc.core.hyperparams import check_integer, draw_seed
+from torch_sgmcmc.core.hyperparams import (
+    ESTIMATE_SETTINGS,
+    MOMENTUM_SETTINGS,
+    check_integer,
+    draw_seed,
+)
 from torch_sgmcmc.core.utils import Interrupts
 
 #: Keys of a group: the start and the size of each of its parameters, and, equal in all
@@ -293,3 +298,16 @@ def fold_in(seed: int, stream: int) -> int:
     if stream >= 2**63:
         raise ValueError(f"Invalid stream: {stream} (must fit in 64 bits)")
     return _C.fold_in(draw_seed(seed), stream)
+
+
+def blank_records(
+    group: Mapping[str, Any], records: Iterable[str]
+) -> dict[str, list[float] | None]:
+    """Returns zeros in place of the records that a chain's first step makes."""
+    blank: dict[str, list[float] | None] = dict.fromkeys(records)
+    if MOMENTUM_SETTINGS in blank:
+        blank[MOMENTUM_SETTINGS] = [0.0] * 3
+    estimate = group.get("noise_estimate", 0)
+    if ESTIMATE_SETTINGS in blank and estimate and not isinstance(estimate, str):
+        blank[ESTIMATE_SETTINGS] = [0.0] * 4
+    return blank

@@ -42,7 +42,6 @@ from torch_sgmcmc.core.hyperparams import (
     ESTIMATE_SETTINGS,
     MOMENTUM_SETTINGS,
     is_drawn,
-    rests,
     scales,
     settings_of,
 )
@@ -219,10 +218,10 @@ def rescalings(context: StepContext) -> list[Rescaling]:
 
 def set_records(context: StepContext, changes: list[Rescaling]) -> None:
     """Sets the records of rescaled groups; a failed step undoes it."""
-    for group, now, *_ in changes:
-        record = group[MOMENTUM_SETTINGS]
+    for change in changes:
+        record = change.group[MOMENTUM_SETTINGS]
         context.changed_records.append((record, [*record]))
-        record[:] = now
+        record[:] = change.now
 
 
 def rescale_others(
@@ -250,10 +249,10 @@ def rescale_now(context: StepContext) -> None:
 
 
 def _changed(group: Mapping[str, Any]) -> list[float] | None:
-    if MOMENTUM_SETTINGS not in group or rests(group):
+    if MOMENTUM_SETTINGS not in group:
         return None
     now = settings_of(group)
-    return None if group[MOMENTUM_SETTINGS] == now else now
+    return None if now[0] == 0 or group[MOMENTUM_SETTINGS] == now else now
 
 
 def _multiply(
@@ -304,24 +303,11 @@ def record_estimate(
             context.changed_records.append((known, before))
 
 
-def blank_records(
-    group: Mapping[str, Any], records: Iterable[str]
-) -> dict[str, list[float] | None]:
-    """Returns zeros in place of the records that a chain's first step makes."""
-    blank: dict[str, list[float] | None] = dict.fromkeys(records)
-    if MOMENTUM_SETTINGS in blank:
-        blank[MOMENTUM_SETTINGS] = [0.0] * 3
-    estimate = group.get("noise_estimate", 0)
-    if ESTIMATE_SETTINGS in blank and estimate and not isinstance(estimate, str):
-        blank[ESTIMATE_SETTINGS] = [0.0] * 4
-    return blank
-
-
 def check_records(group: Mapping[str, Any], records: Iterable[str]) -> None:
     """Raises if a saved group has an impossible record."""
     for key in records:
         record = group[key]
-        if record in (None, []) or record == blank_records(group, records)[key]:
+        if record is None or record == []:
             continue
         estimate = 1 if key == ESTIMATE_SETTINGS else 0
         if not isinstance(record, (list, tuple)) or len(record) != 3 + estimate:
@@ -329,6 +315,8 @@ def check_records(group: Mapping[str, Any], records: Iterable[str]) -> None:
                 f"Invalid {key}: {record!r} (must be None or a list of "
                 f"{3 + estimate} numbers)"
             )
+        if not any(record):  # of a chain at its start
+            continue
         if not all(type(n) is float and math.isfinite(n) for n in record):
             raise ValueError(f"Invalid {key}: {record!r} (must be finite floats)")
         lr, temperature, num_data = record[estimate:]

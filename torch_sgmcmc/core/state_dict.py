@@ -28,9 +28,10 @@ from torch_sgmcmc.core.random_state import (
     OFFSETS,
     SIZES,
     STEP,
+    blank_records,
     check_numbers,
 )
-from torch_sgmcmc.core.state import PRIOR_MEAN, blank_records, copied, given
+from torch_sgmcmc.core.state import PRIOR_MEAN, copied, given
 from torch_sgmcmc.core.utils import plain_name
 
 

@@ -67,8 +67,9 @@ def pack_again(sampler: Hooks, context: StepContext, plan: StepPlan) -> bool:
     if records and sampler.defaults["capturable"]:
         _rescale_now(context)
     changes = rescalings(context) if records else []
-    if changes and any(each.draws for each in changes):
-        return False
+    for change in changes:
+        if change.draws:
+            return False
     if not only_lr:
         if _kinds(sampler, context) != plan.kinds:
             return False

@@ -259,7 +259,7 @@ def report(
         TypeError, ValueError: an argument is invalid; there are no draws.
     """
     targets = as_tensor(targets, torch.float64, "targets")
-    if targets is not None and not isinstance(targets, Tensor):
+    if not isinstance(targets, Tensor | None):
         raise wrong_type("targets", targets, "a Tensor or a NumPy array")
     draws = SampleStore(store) if isinstance(store, str | os.PathLike) else store
     if len(draws) == 0:
@@ -293,14 +293,8 @@ def report(
             norms, "Norms of tensors", [*chains], of.__getitem__
         )
         found += more
-    score = ""
-    if outputs is not None and targets is not None:
-        score = _score(outputs, targets, link_of(draws[0], **options)[0])
-        if not score:
-            unknown.append(
-                f"the error (targets of shape {[*targets.shape]} and dtype "
-                f"{targets.dtype} for outputs of shape {[*outputs.shape[2:]]})"
-            )
+    score = _score(outputs, targets, link_of(draws[0], **options)[0])
+    unknown += [] if score else _no_score(outputs, targets)
     few = run_issues.few_draws(convergence, sum(map(len, chains.values())), len(chains))
     unknown += _unsure(shared, bool(few), convergence, runs)
     judged, not_known = run_issues.check_runs(runs)
@@ -317,8 +311,18 @@ def report(
     )
 
 
-def _score(outputs: Tensor, targets: Tensor, link: Link) -> str:
+def _no_score(outputs: Tensor | None, targets: Tensor | None) -> list[str]:
+    if outputs is None or targets is None:
+        return []
+    shape, dtype = [*targets.shape], targets.dtype
+    of = f"outputs of shape {[*outputs.shape[2:]]}"
+    return [f"the error (targets of shape {shape} and dtype {dtype} for {of})"]
+
+
+def _score(outputs: Tensor | None, targets: Tensor | None, link: Link) -> str:
     """Returns the error of all draws and of one, empty if targets do not fit."""
+    if outputs is None or targets is None:
+        return ""
     targets, outputs = targets.detach().cpu(), outputs.double().cpu()
     both = outputs.mean((0, 1)), outputs
     shape, name, form = outputs.shape[2:], "Error", "{:.2%}"
