@@ -288,3 +288,25 @@ def test_a_noise_estimate_that_outgrows_the_friction():
     # Given again, it belongs to the new lr.
     sampler.param_groups[0]["noise_estimate"] = 0.07
     sampler.step()
+
+
+@pytest.mark.parametrize("kind", [sg.SGLD, sg.SGHMC])
+@pytest.mark.parametrize("lr", [1e90, float("inf"), float("nan"), -0.1])
+def test_an_lr_that_changes_alone_is_checked(kind, lr):
+    """Steps with a cached plan check lr alone, and refuse one that overflows."""
+    params = [torch.ones(4, requires_grad=True) for _ in range(2)]
+    whole, other = (kind([p], lr=0.1, num_data=1, seed=0) for p in params)
+    for step in range(5):
+        for p in params:
+            p.grad = p.detach().clone()
+        rate = 0.1 / (1 + step)
+        for sampler in (whole, other):
+            sampler.param_groups[0]["lr"] = rate
+        if step == 3:
+            other.param_groups[0]["lr"] = lr
+            with pytest.raises(ValueError, match="Invalid lr"):
+                other.step()
+            other.param_groups[0]["lr"] = rate
+        whole.step()
+        other.step()
+    assert torch.equal(*params)
