@@ -219,9 +219,11 @@ def sbc(
     begins = range(0, simulations, at_once)
     sizes = [min(at_once, simulations - begin) for begin in begins]
     truths, values, names = [], [], list[str]()
-    several, functions = len(sizes) > 1, (prior, simulate, loss)
+    several = len(sizes) > 1
     for i in progress_bar(range(len(sizes)), "calibration", progress and several):
-        model = _Simulated(*functions, sizes[i], batch_size, fold_in(seed, 2 * i))
+        model = _Simulated(
+            prior, simulate, loss, sizes[i], batch_size, fold_in(seed, 2 * i)
+        )
         names, found = model.quantities(quantities)
         chain = model.chain(sampler, fold_in(seed, 2 * i + 1))
         if prepare is not None:
@@ -239,8 +241,9 @@ def sbc(
         truths.append(found(model.truth))
         values.append(torch.stack(kept))
     assert thin is not None
-    drawn = torch.cat(truths), torch.cat(values, 1)
-    return _ranked(names, *drawn, thin, fold_in(seed, 2**62))
+    return _ranked(
+        names, torch.cat(truths), torch.cat(values, 1), thin, fold_in(seed, 2**62)
+    )
 
 
 class _Simulated:

@@ -191,8 +191,9 @@ class Predictive:
         self._replacements = Replacements(model)
         refresh = None
         if refresh_batch_norm is not None:
-            of = "refresh_batch_norm", refresh_batch_norm, batch_size
-            refresh = Batches(*of, in_order=False)
+            refresh = Batches(
+                "refresh_batch_norm", refresh_batch_norm, batch_size, in_order=False
+            )
         self._batch_norm = BatchNorm(model, refresh)
         self._sums: Sums | None = None
         self._weights: list[float] = []

@@ -245,9 +245,14 @@ class _Run:
 
     def check(self) -> SetupReport:
         """Runs the setup check."""
-        settings = self._settings
-        setup = self._model, settings.loss, settings.loader, self._sampler
-        return check_setup(*setup, num_steps=self._steps, start=self._describe_start())
+        return check_setup(
+            self._model,
+            self._settings.loss,
+            self._settings.loader,
+            self._sampler,
+            num_steps=self._steps,
+            start=self._describe_start(),
+        )
 
     def run(self) -> None:
         path = starts.checkpoint_path(self._settings.store, self._chain)
@@ -288,8 +293,10 @@ class _Run:
         with closing(data.Minibatches(settings.loader, seed)) as batches:
             for _ in steps:
                 batch = moved(batches.next(), self._device)
-                given = optimizer, settings.loss, self._model, batch
-                optimizer.step(partial(data.new_gradients, *given))
+                closure = partial(
+                    data.new_gradients, optimizer, settings.loss, self._model, batch
+                )
+                optimizer.step(closure)
         optimizer.zero_grad()
 
     def _go(self, collector: Collector, path: Path | None) -> None:

@@ -384,10 +384,15 @@ class HMC(SharedSettings):
             loss = parameters.fresh_gradients(self, closure)
             return loss, gather_work(self, checked=True)
 
-        sizes = group["num_steps"], group["trajectory_length"], group["step_size"]
+        num_steps = leapfrog_steps(
+            group["num_steps"],
+            group["trajectory_length"],
+            group["step_size"],
+            most_steps,
+        )
         log_ratios, is_made = torch.empty(0, dtype=torch.float64), False
         try:
-            end = trajectory.integrate(gradients, leapfrog_steps(*sizes, most_steps))
+            end = trajectory.integrate(gradients, num_steps)
             with Interrupts():  # all of this, or nothing
                 counts = {}
                 if start is not None and end is not None:

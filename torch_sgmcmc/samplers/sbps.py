@@ -526,8 +526,9 @@ class SBPS(SharedSettings):
         self._trajectory = None
 
     def _watch_violations(self, common: dict[str, Any]) -> None:
-        counts = common["num_proposals"], common["num_violations"]
-        text = _C.BounceClock.warning(*counts, common["num_std"])
+        text = _C.BounceClock.warning(
+            common["num_proposals"], common["num_violations"], common["num_std"]
+        )
         if text and not self._warned:
             self._warned = True
             warn(text)

@@ -99,9 +99,12 @@ class SubsampledTarget:
         estimator = Estimator(group["num_data"])
         if group["estimator"] == "signed":
             factors = group["num_factors"]
-            bound = group["mean_difference"] - factors
-            sizes = group["subsample_size"], factors
-            estimator = Estimator(group["num_data"], *sizes, bound)
+            estimator = Estimator(
+                group["num_data"],
+                group["subsample_size"],
+                factors,
+                group["mean_difference"] - factors,
+            )
         return cls(
             data=data,
             anchor=Anchor.load(state["control_variates"]),

@@ -184,9 +184,15 @@ def rate_of(
         losses = losses.to("cpu", dtype).contiguous()
     if not (single and derivatives.is_cpu and derivatives.is_contiguous()):
         derivatives = derivatives.to("cpu", dtype).contiguous()
-    rows = losses.data_ptr(), derivatives.data_ptr()
     return _C.rate_of(
-        *rows, losses.shape[0], not single, num_data, temperature, replacement, prior
+        losses.data_ptr(),
+        derivatives.data_ptr(),
+        losses.shape[0],
+        not single,
+        num_data,
+        temperature,
+        replacement,
+        prior,
     )
 
 
@@ -220,8 +226,9 @@ class Event:
     ) -> tuple[Tensor, Trajectory]:
         """Moves to the next event; returns the losses and the trajectory after it."""
         common, clock = self.common, self.clock
-        sizes = common["num_std"], common["refresh_rate"]
-        event, wait, rate = clock.next(*sizes, **self.key)
+        event, wait, rate = clock.next(
+            common["num_std"], common["refresh_rate"], **self.key
+        )
         begin = self.progress["line_time"]
         self.line, self.has_moved = (begin, begin + wait), wait > 0
         if wait > 0:
@@ -284,8 +291,14 @@ class Event:
                 f"{num_data} (must not be more; if examples are drawn with "
                 "replacement, set replacement=True)"
             )
-        numbers = num_data, common["temperature"], common["replacement"], prior
-        bad, value, variance = rate_of(observed.losses, observed.derivatives, *numbers)
+        bad, value, variance = rate_of(
+            observed.losses,
+            observed.derivatives,
+            num_data,
+            common["temperature"],
+            common["replacement"],
+            prior,
+        )
         if bad or not (math.isfinite(value) and math.isfinite(variance)):
             what = "losses from the closure whose derivatives are not finite"
             if bad:
