@@ -237,6 +237,7 @@ def new_gradients(
     batch: Any,
 ) -> Any:
     """Computes gradients of a minibatch's mean loss; returns the loss."""
+    torch.clear_autocast_cache()
     optimizer.zero_grad()
     value = loss(model, batch).mean()
     value.backward()

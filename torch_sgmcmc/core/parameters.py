@@ -320,8 +320,15 @@ def refuse_accumulation(sampler: Optimizer, closure: Any) -> None:
         )
 
 
+# Note [Autocast around a loop]
+# torch.autocast keeps the casts of parameters until its outermost context ends, and
+# does not see that they change. So its cache is cleared after each step, and wherever
+# else parameters change before a model is evaluated.
+
+
 def fresh_gradients(sampler: Optimizer, closure: Callable[[], Any]) -> Any:
     """Clears gradients, calls the closure and returns its loss."""
+    torch.clear_autocast_cache()
     for group in sampler.param_groups:
         for p in group["params"]:
             p.grad = None
@@ -372,10 +379,12 @@ def exchanged(params: list[Tensor], values: list[Tensor]) -> Iterator[None]:
     try:
         for p, value in zip(params, values, strict=True):
             p.data = value
+        torch.clear_autocast_cache()
         yield
     finally:
         for p, data in zip(params, own, strict=True):
             p.data = data
+        torch.clear_autocast_cache()
 
 
 @contextmanager

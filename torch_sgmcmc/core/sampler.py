@@ -373,9 +373,12 @@ class Sampler(Hooks):
         def wrapper(self: Sampler, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
                 return traced(self, *args, **kwargs)
-            if has_hooks(self) or _profiler_enabled():
-                return observed(self, *args, **kwargs)
-            return func(self, *args, **kwargs)
+            try:
+                if has_hooks(self) or _profiler_enabled():
+                    return observed(self, *args, **kwargs)
+                return func(self, *args, **kwargs)
+            finally:
+                torch.clear_autocast_cache()  # Note [Autocast around a loop]
 
         return wrapper
 

@@ -322,6 +322,7 @@ def _scalar(value: Tensor) -> Tensor:
 def _put(params: list[Tensor], values: list[Tensor]) -> None:
     for p, value in zip(params, values, strict=True):
         p.copy_(value)
+    torch.clear_autocast_cache()
 
 
 def _check(

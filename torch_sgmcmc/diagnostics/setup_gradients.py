@@ -48,10 +48,12 @@ def displaced(moves: Iterable[tuple[Tensor, Tensor]], by: float) -> Iterator[Non
     try:
         for p, d, _ in kept:
             p.add_(d.to(p.device, p.dtype), alpha=by)
+        torch.clear_autocast_cache()
         yield
     finally:
         for p, _, value in kept:
             p.copy_(value)
+        torch.clear_autocast_cache()
 
 
 def failing_tensors(

@@ -249,6 +249,7 @@ class Predictive:
             raise ValueError("Invalid draws: there is none")
         if not self._weights:
             self._choose_link(draws[0])
+        torch.clear_autocast_cache()  # the model's tensors may have changed
         with evaluating(self._model):
             tensors = [self._tensors(draw) for draw in draws]
             seed_evaluation(self._model, 2 * len(self._weights))

@@ -432,6 +432,7 @@ class _Run:
     def _loss_of_next(self) -> Tensor:
         batch = moved(self._batches.next(), self._device)
         self._has_begun = True
+        torch.clear_autocast_cache()
         with torch.enable_grad():
             loss = self._settings.loss(self._model, batch)
         if not isinstance(loss, Tensor):

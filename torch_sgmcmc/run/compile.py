@@ -336,6 +336,7 @@ class _CompiledSteps:
                     places.append(place)
                     new.append(value)
             torch._foreach_copy_(places, new)
+            torch.clear_autocast_cache()
             context.keep_created()
         self._known = known
         return losses

@@ -259,6 +259,7 @@ def place(params: list[Tensor], theta: Tensor) -> Tensor:
     parts = theta.split([p.numel() for p in params]) if len(params) > 1 else [theta]
     for p, part in zip(params, parts, strict=True):
         p.detach().copy_(part.view(p.shape))
+    torch.clear_autocast_cache()
     if all(p.dtype == torch.float64 for p in params):
         return theta
     return position(params)

@@ -56,6 +56,7 @@ def observe(
         TypeError, RuntimeError: the closure returned no losses [n], or called
             ``backward()``.
     """
+    torch.clear_autocast_cache()
     for p in all_params:
         p.grad = None
     try:
