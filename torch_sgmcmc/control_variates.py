@@ -16,6 +16,7 @@ from torch_sgmcmc.core.hyperparams import (
     check_function,
     check_integer,
     check_real,
+    warn,
     wrong_type,
 )
 from torch_sgmcmc.core.ops import control_variate_
@@ -110,6 +111,7 @@ class ControlVariates:
         self._anchor: list[Tensor] | None = None
         self._full_grads: list[Tensor | None] = []
         self._of: list[Tensor] = []  # the parameters that it is of
+        self._has_warned = False
 
     def set_anchor(self, loader: Iterable[Any]) -> float:
         """Sets the anchor to the present parameters, by a pass through all data.
@@ -119,6 +121,9 @@ class ControlVariates:
 
         Returns:
             The mean loss of all data at the anchor.
+
+        Warns:
+            UserWarning: the loss draws random numbers, such as dropout's masks.
 
         Raises:
             ValueError: the loader has no data. The anchor is unchanged.
@@ -131,7 +136,10 @@ class ControlVariates:
         with kept_gradients(params):
             for batch in progress_bar(loader, "full gradient", self.progress):
                 size = self._size(batch)
+                before = _random_states(params)
                 loss, grads = self._gradients(params, batch)
+                if not all(map(torch.equal, before, _random_states(params))):
+                    self._warn_of_random_numbers()
                 total_loss += float(loss.detach()) * size
                 count += size
                 for i, grad in enumerate(grads):
@@ -226,6 +234,17 @@ class ControlVariates:
             for t, p in zip(full, params, strict=True)
         ]
         self._of = params
+
+    def _warn_of_random_numbers(self) -> None:
+        if self._has_warned:
+            return
+        self._has_warned = True
+        warn(
+            "loss_fn draws random numbers, such as dropout's masks: the full gradient "
+            "at the anchor has one draw of them, so that all gradients have the same "
+            "error until the next anchor. Call model.eval(), or do without "
+            f"{type(self).__name__}"
+        )
 
     def _params(self) -> list[Tensor]:
         groups = self.sampler.param_groups
@@ -431,6 +450,12 @@ class SVRG(ControlVariates):
 
     def _step(self) -> int:
         return int(self.sampler.param_groups[0]["step"])
+
+
+def _random_states(params: list[Tensor]) -> list[Tensor]:
+    """Returns the states of the generators that dropout's masks come from."""
+    devices = {p.device for p in params if p.is_cuda}
+    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
 
 
 def _first_length(batch: Any) -> int:

@@ -61,9 +61,9 @@ class IndependentBatchSampler(torch.utils.data.Sampler[list[int]]):
 
     Note:
         :meth:`state_dict` resumes bitwise identically, also in the middle of an
-        iteration, but counts minibatches that a loader with ``num_workers`` > 0 drew
-        ahead as used. It does not depend on the rank, so any number of ranks can
-        resume. More: docs/samplers/minibatch.md.
+        iteration, but counts minibatches that a loader drew ahead as used: with
+        ``num_workers`` > 0, and accelerate's. It does not depend on the rank, so any
+        number of ranks can resume. More: docs/samplers/minibatch.md.
     """
 
     def __init__(
@@ -222,6 +222,7 @@ def closure_of(
     def backward() -> Tensor:
         if one_gradient_a_step(sampler):  # other samplers clear gradients
             sampler.zero_grad()
+        torch.clear_autocast_cache()
         value = loss()
         value.backward(create_graph=needs_graph(sampler))
         return value.detach()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -60,6 +60,7 @@ class _Schedule(LRScheduler):
 
     def get_lr(self) -> list[float | Tensor]:
         """Returns the lr of each group; called by :meth:`step`."""
+        self._take_in()  # SequentialLR begins a schedule without step()
         factor = self._factor()
         return [lr * factor for lr in self.base_lrs]
 
@@ -67,7 +68,20 @@ class _Schedule(LRScheduler):
         """Loads the schedule's state; a ValueError refuses another object's."""
         keys = ("last_epoch", "base_lrs", *self._KEYS)
         check_keys(state_dict, type(self).__name__, *keys)
+        saved, own = len(state_dict["base_lrs"]), len(self.optimizer.param_groups)
+        if saved > own:
+            raise ValueError(
+                f"Invalid state_dict: it is of {saved} param groups (the sampler has "
+                f"{own})"
+            )
         super().load_state_dict(state_dict)
+
+
+def parts_of(schedules: Iterable[Any]) -> Iterator[Any]:
+    """Yields schedules, and those that torch's SequentialLR and others consist of."""
+    for schedule in schedules:
+        yield schedule
+        yield from parts_of(getattr(schedule, "_schedulers", ()))
 
 
 class CyclicalSchedule(_Schedule):
@@ -166,12 +180,22 @@ class CyclicalSchedule(_Schedule):
         super()._take_in()
         self.temperatures += temperatures
 
-    def step(self, epoch: Any = None) -> None:
-        """Sets lr and temperature for the sampler's next step."""
-        super().step(epoch)
-        groups = zip(self.optimizer.param_groups, self.temperatures, strict=True)
+    def get_lr(self) -> list[float | Tensor]:
+        """Returns the lr of each group, and sets its temperature."""
+        found = super().get_lr()
+        self._set_temperatures(explores=not self.collecting)
+        return found
+
+    def _set_temperatures(self, *, explores: bool) -> None:
+        groups = zip(self.optimizer.param_groups, self.temperatures, strict=False)
         for group, temperature in groups:
-            group["temperature"] = temperature if self.collecting else 0.0
+            group["temperature"] = 0.0 if explores else temperature
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Restores temperatures when SequentialLR takes the first step back."""
+        super().__setattr__(name, value)
+        if value == -1 and name == "last_epoch" and self.temperatures:
+            self._set_temperatures(explores=False)
 
     @property
     def place(self) -> float:
@@ -179,12 +203,13 @@ class CyclicalSchedule(_Schedule):
 
         After :meth:`step`, the position of the next step.
         """
-        return self.last_epoch % self.steps_per_cycle / self.steps_per_cycle
+        step = max(self.last_epoch, 0)  # -1 before its turn in a SequentialLR
+        return step % self.steps_per_cycle / self.steps_per_cycle
 
     @property
     def collecting(self) -> bool:
-        """True if the sampler's last step was in a sampling phase."""
-        return self.place >= self.exploration
+        """True if the sampler's last step was in a sampling phase of this schedule."""
+        return self.last_epoch >= 0 and self.place >= self.exploration
 
     def count_collecting(self, steps: int) -> int:
         """Returns the number of sampling-phase steps among the first ``steps``."""
@@ -255,10 +280,11 @@ class PolynomialDecay(_Schedule):
 
         The lr of other groups is in constant proportion to it.
         """
-        return float(self.base_lrs[0]) * self._factor()
+        return float(self.optimizer.param_groups[0]["lr"])
 
     def _factor(self) -> float:
-        return float((1 + self.last_epoch / self.b) ** -self.gamma)
+        step = max(self.last_epoch, 0)  # -1 before its turn in a SequentialLR
+        return float((1 + step / self.b) ** -self.gamma)
 
 
 class GammaPrecision:

@@ -101,7 +101,7 @@ def plot_reliability(
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1)
     for name, p, y in pairs:
         confidence, label = p.double().max(1)
-        # Bins are open below, as in torchmetrics' calibration error.
+        # Bins are open below and closed above.
         which = ((confidence * bins).ceil().long() - 1).clamp(0, bins - 1)
         count, right, sure = (
             torch.zeros(bins, dtype=torch.float64).index_add_(

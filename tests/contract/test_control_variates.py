@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from control_variate_problems import Problem, assert_close, assert_same
 from reference import DTYPES
 from stored_files import through_file
 from torch import nn
+from torch.utils.data import DataLoader
 
 import torch_sgmcmc as sg
 
@@ -129,6 +131,23 @@ def test_a_parameter_that_some_minibatches_do_not_reach():
         sampler.zero_grad()
         estimator.backward(batch)
         assert b.grad is not None and b.grad.tolist() == [b_grad] * 2
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_random_numbers_of_the_loss(trains):
+    """The full gradient would keep dropout's masks."""
+    model = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.5))
+    model.train(trains)
+    sampler = sg.SGLD(model.parameters(), lr=0.1, num_data=8)
+    estimator = sg.ControlVariates(
+        sampler, lambda x: model(x).square().mean(), progress=False
+    )
+    loader = DataLoader(torch.randn(8, 3), batch_size=4, shuffle=True)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            estimator.set_anchor(loader)
+    assert ["draws random numbers" in str(w.message) for w in found] == [True] * trains
 
 
 def test_hooks_see_both_gradients():

@@ -6,7 +6,9 @@ from functools import partial
 
 import pytest
 import torch
+from driver_problem import loader, loss, model, sghmc
 from reference import assert_same_bits
+from torch.optim.lr_scheduler import LinearLR, PolynomialLR, SequentialLR
 
 import torch_sgmcmc as sg
 
@@ -108,6 +110,101 @@ def test_polynomial_decay_is_welling_and_teh_s():
         sampler.step()
         assert schedule.weight == pytest.approx(used, rel=1e-12)
         schedule.step()
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+@pytest.mark.parametrize("exploration", [0.5, 0.0])
+def test_cycles_after_a_warm_up(exploration, resumes):
+    """torch's SequentialLR takes the first step of later schedules back."""
+
+    def make(seed):
+        sampler = sampler_of("SGHMC", seed=seed)
+        linear = LinearLR(sampler, 0.1, total_iters=4)
+        cycles = sg.CyclicalSchedule(sampler, 4, exploration=exploration)
+        return sampler, cycles, SequentialLR(sampler, [linear, cycles], [6])
+
+    sampler, cycles, both = make(0)
+    found = []
+    for step in range(14):
+        if resumes and step in (3, 9):
+            saved = copy.deepcopy((sampler.state_dict(), both.state_dict()))
+            sampler, cycles, both = make(1)
+            sampler.load_state_dict(saved[0])
+            both.load_state_dict(saved[1])
+        (group,) = sampler.param_groups
+        quadratic(group["params"][0])
+        sampler.step()
+        found.append((group["temperature"], cycles.collecting, cycles.place))
+        both.step()
+    explores = [step % 4 < 4 * exploration for step in range(8)]
+    places = [step % 4 / 4 for step in range(8)]
+    assert found == [(1, False, 0)] * 6 + [
+        (0 if e else 1, not e, place) for e, place in zip(explores, places, strict=True)
+    ]
+
+
+def test_cycles_before_another_schedule():
+    sampler = sampler_of("SGLD")
+    (group,) = sampler.param_groups
+    cycles = sg.CyclicalSchedule(sampler, 4, exploration=0.5)
+    last = PolynomialLR(sampler, total_iters=10)
+    both = SequentialLR(sampler, [cycles, last], [4])
+    found = []
+    for _ in range(4):
+        quadratic(group["params"][0])
+        sampler.step()
+        found.append((group["temperature"], cycles.collecting))
+        both.step()
+    assert found == [(0, False)] * 2 + [(1, True)] * 2
+
+
+def test_a_whole_run_of_cycles_after_a_warm_up():
+    def schedule(sampler):
+        linear = LinearLR(sampler, 0.1, total_iters=4)
+        cycles = sg.CyclicalSchedule(sampler, 4, exploration=0.5)
+        return SequentialLR(sampler, [linear, cycles], [6])
+
+    store = sg.sample(
+        model,
+        sghmc,
+        loader(),
+        loss,
+        steps=14,
+        seed=1,
+        schedule=schedule,
+        report=False,
+        check=False,
+        progress=False,
+    )
+    assert [draw.step for draw in store] == [9, 10, 13, 14]
+
+
+def test_weights_after_a_warm_up():
+    sampler = sampler_of("SGLD", lr=0.1)
+    linear = LinearLR(sampler, 0.1, total_iters=4)
+    decay = sg.PolynomialDecay(sampler, b=0.5)
+    both = SequentialLR(sampler, [linear, decay], [5])
+    (group,) = sampler.param_groups
+    for _ in range(8):
+        quadratic(group["params"][0])
+        sampler.step()
+        assert decay.weight == group["lr"]
+        both.step()
+    assert decay.weight == pytest.approx(0.1 * (1 + 3 / 0.5) ** -0.55)
+
+
+@pytest.mark.parametrize("make", [
+    partial(sg.CyclicalSchedule, steps_per_cycle=4), partial(sg.PolynomialDecay, b=4)
+])  # fmt: skip
+def test_a_state_of_more_groups_is_refused(make):
+    p, q = torch.zeros(2, requires_grad=True), torch.zeros(3, requires_grad=True)
+    two = sg.SGLD([{"params": [p]}, {"params": [q]}], lr=0.2, num_data=10)
+    saved = make(two).state_dict()
+    schedule = make(sampler_of("SGLD"))
+    before = copy.deepcopy(schedule.state_dict())
+    with pytest.raises(ValueError, match=r"of 2 param groups \(the sampler has 1\)"):
+        schedule.load_state_dict(saved)
+    assert schedule.state_dict() == before
 
 
 def test_samplers_without_lr_are_refused():

@@ -165,7 +165,8 @@ def test_summary():
     assert lines[2].split() == ["a", "1", "+0.000", "0.00"]
     assert lines[3].split()[0] == "b" and lines[3].split()[2:] == ["+0.938", "0.25"]
     assert lines[4] == "ranks are NOT uniform (at a rate of 0.01 for the 2 together)"
-    fine = Calibration({"a": ranks["a"]}, 15, 160, 9, {"a": 0.5}).summary(0.05)
+    constant = {"b": math.nan, "a": 0.5}  # "b" is constant within chains
+    fine = Calibration({"a": ranks["a"]}, 15, 160, 9, constant).summary(0.05)
     assert "all ranks are uniform (at a rate of 0.05 for the quantity)" in fine
     assert "draws are correlated (0.50 from one to the next)" in fine
 

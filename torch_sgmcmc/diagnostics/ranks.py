@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -220,7 +221,9 @@ class Calibration:
             f"{verdict} (at a rate of {rate:g} for "
             f"{'the quantity' if count == 1 else f'the {count} together'})"
         )
-        worst = max(self.autocorrelation.values(), key=abs)
+        # NaN for what is constant within chains.
+        known = (c for c in self.autocorrelation.values() if not math.isnan(c))
+        worst = max(known, key=abs, default=0.0)
         if abs(worst) > CORRELATED:
             where = "at both ends" if worst > 0 else "in the middle"
             lines.append(

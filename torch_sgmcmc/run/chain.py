@@ -39,7 +39,7 @@ from torch_sgmcmc.run import start as starts
 from torch_sgmcmc.run.collector import Collector
 from torch_sgmcmc.run.compile import Blocks, length_of_blocks
 from torch_sgmcmc.run.start import Start
-from torch_sgmcmc.schedules import CyclicalSchedule, GammaPrecision, PolynomialDecay
+from torch_sgmcmc.schedules import GammaPrecision, PolynomialDecay, parts_of
 
 # Steps between observations of a compiled chain, which makes a block of single steps
 # for each.
@@ -228,10 +228,10 @@ class _Run:
         options = {**self._settings.collecting, "monitor": self._monitor}
         if isinstance(self._settings.loss, Likelihood):
             options["likelihood"] = self._settings.loss
-        for schedule in self._schedules:
+        for schedule in parts_of(self._schedules):
             if isinstance(schedule, PolynomialDecay):
                 options.setdefault("weight", lambda sampler, s=schedule: s.weight)
-        cycles = [s for s in self._schedules if hasattr(s, "collecting")]
+        cycles = [s for s in parts_of(self._schedules) if hasattr(s, "collecting")]
         if cycles:
             given = options.get("when") or (lambda: True)
             options["when"] = lambda: all(s.collecting for s in cycles) and given()
@@ -432,7 +432,6 @@ class _Run:
     def _loss_of_next(self) -> Tensor:
         batch = moved(self._batches.next(), self._device)
         self._has_begun = True
-        torch.clear_autocast_cache()
         with torch.enable_grad():
             loss = self._settings.loss(self._model, batch)
         if not isinstance(loss, Tensor):
@@ -483,7 +482,7 @@ class _Run:
         starts.check_tuning(self._sampler, given["burn_in"], bool(self._schedules))
         count, phases = self._steps, ""
         for schedule in self._schedules:
-            if isinstance(schedule, CyclicalSchedule):
+            if hasattr(schedule, "count_collecting"):
                 count = schedule.count_collecting(count)
                 phases = f", {count} of them in sampling phases"
         first = given["burn_in"] + given["every"]
