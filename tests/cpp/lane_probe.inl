@@ -3,8 +3,6 @@
 
 constexpr int kFloatLanes =
     static_cast<int>(sizeof(Lanes::F32) / sizeof(float));
-constexpr int kWideLanes =
-    static_cast<int>(sizeof(Lanes::U64) / sizeof(uint64_t));
 
 template <template <int> class Noise>
 void ProbeFill(float* out, uint64_t first_quad, int64_t blocks,
@@ -13,24 +11,6 @@ void ProbeFill(float* out, uint64_t first_quad, int64_t blocks,
   for (int64_t b = 0; b < blocks; ++b) {
     const uint64_t quad = first_quad + static_cast<uint64_t>(b * kQuadBlock);
     source.Next(out + b * kNoiseBlock, quad, quad + kQuadBlock);
-  }
-}
-
-// Philox of the same counter in every lane; out[i] is what lane i made.
-void ProbePhilox(const uint32_t* counter, const uint32_t* key,
-                 uint32_t (*out)[4]) {
-  Philox<1> p{{{Lanes::Set64(counter[0]), Lanes::Set64(counter[1]),
-                Lanes::Set64(counter[2]), Lanes::Set64(counter[3])}},
-              key[0],
-              key[1]};
-  p.AllRounds();
-  const Lanes::U64 words[4] = {p.c[0].w0, p.c[0].w1, p.c[0].w2, p.c[0].w3};
-  for (int w = 0; w < 4; ++w) {
-    uint64_t lanes[kWideLanes];
-    memcpy(lanes, &words[w], sizeof lanes);
-    for (int i = 0; i < kWideLanes; ++i) {
-      out[i][w] = static_cast<uint32_t>(lanes[i]);
-    }
   }
 }
 

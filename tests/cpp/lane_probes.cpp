@@ -36,25 +36,20 @@ namespace torch_sgmcmc {
 namespace {
 
 std::vector<LaneProbe> MakeProbes() {
-  std::vector<LaneProbe> probes = {{"portable", true, portable::kWideLanes,
-                                    portable::ProbeFill<portable::BoxMuller>,
-                                    portable::ProbeFill<portable::Uniforms>,
-                                    portable::ProbePhilox,
-                                    portable::ProbeBoxMuller}};
+  std::vector<LaneProbe> probes = {
+      {"portable", true, portable::ProbeFill<portable::BoxMuller>,
+       portable::ProbeFill<portable::Uniforms>, portable::ProbeBoxMuller}};
 #if defined(SG_X86)
   __builtin_cpu_init();
   const bool has_avx2 =
       __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  probes.push_back({"avx2", has_avx2, avx2::kWideLanes,
-                    avx2::ProbeFill<avx2::BoxMuller>,
-                    avx2::ProbeFill<avx2::Uniforms>, avx2::ProbePhilox,
-                    avx2::ProbeBoxMuller});
+  probes.push_back({"avx2", has_avx2, avx2::ProbeFill<avx2::BoxMuller>,
+                    avx2::ProbeFill<avx2::Uniforms>, avx2::ProbeBoxMuller});
   const bool has_avx512 =
       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-  probes.push_back({"avx512", has_avx512, avx512::kWideLanes,
-                    avx512::ProbeFill<avx512::BoxMuller>,
-                    avx512::ProbeFill<avx512::Uniforms>, avx512::ProbePhilox,
+  probes.push_back({"avx512", has_avx512, avx512::ProbeFill<avx512::BoxMuller>,
+                    avx512::ProbeFill<avx512::Uniforms>,
                     avx512::ProbeBoxMuller});
 #endif
   return probes;

@@ -17,20 +17,15 @@ namespace torch_sgmcmc {
 struct LaneProbe {
   const char* name;
   bool available;  // on this processor
-  int wide_lanes;  // lanes that `philox` fills
   // With normals, and with uniform numbers.
   using Fill = void (*)(float* out, uint64_t first_quad, int64_t blocks,
                         const NoiseStream& stream);
   Fill normals;
   Fill uniforms;
-  void (*philox)(const uint32_t* counter, const uint32_t* key,
-                 uint32_t (*out)[4]);
   // `count` must be a multiple of 16.
   void (*box_muller)(const uint32_t* w0, const uint32_t* w1, int64_t count,
                      float* z0, float* z1);
 };
-
-constexpr int kMaxWideLanes = 8;
 
 // Portable first; AVX2 and AVX-512 on x86.
 const std::vector<LaneProbe>& LaneProbes();

@@ -130,39 +130,6 @@ TEST_F(BoxMullerTest, IsAccurateGivenTheExactUniform) {
   }
 }
 
-// Philox4x32-10 against the known-answer vectors that Random123 publishes
-// (kat_vectors), for every lane type.
-
-struct KnownAnswer {
-  uint32_t counter[4];
-  uint32_t key[2];
-  std::array<uint32_t, 4> output;
-};
-
-constexpr KnownAnswer kKnownAnswers[] = {
-    {{0, 0, 0, 0}, {0, 0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
-    {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
-     {0xffffffff, 0xffffffff},
-     {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
-    {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
-     {0xa4093822, 0x299f31d0},
-     {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
-};
-
-class PhiloxLanes : public LaneTest {};
-
-TEST_P(PhiloxLanes, KnownAnswers) {
-  for (const KnownAnswer& k : kKnownAnswers) {
-    uint32_t out[kMaxWideLanes][4];
-    GetParam().philox(k.counter, k.key, out);
-    for (int lane = 0; lane < GetParam().wide_lanes; ++lane) {
-      EXPECT_EQ(std::to_array(out[lane]), k.output) << "lane " << lane;
-    }
-  }
-}
-
-INSTANTIATE_LANE_TEST(PhiloxLanes);
-
 // Gamma variates: their distribution against theory.
 
 constexpr int kDraws = 400000;
