@@ -66,6 +66,13 @@ def test_so_are_other_lists(kind, change):
         chain.run(range(1, 2))
 
 
+def resize(sampler, p, numel):
+    p.data = torch.linspace(-1, 1, numel, dtype=p.dtype)
+    p.grad = None
+    forget_state(sampler, p)
+    sampler.reassign_noise_offsets()
+
+
 @each
 def test_grown_parameters_get_numbers_behind_all_others(kind):
     chain = Chain(kind)
@@ -74,10 +81,7 @@ def test_grown_parameters_get_numbers_behind_all_others(kind):
     used, others = set().union(*ranges(sampler)), ranges(sampler)[1:]
     end = sampler.param_groups[0]["next_offset"]
     for numel in (140, 2, 300):  # it never comes back to what it had
-        p.data = torch.linspace(-1, 1, numel, dtype=p.dtype)
-        p.grad = None
-        forget_state(sampler, p)
-        sampler.reassign_noise_offsets()
+        resize(sampler, p, numel)
         mine, *rest = ranges(sampler)
         assert rest == others and are_apart(sampler)
         assert mine.start >= end and not used.intersection(mine)
@@ -92,11 +96,7 @@ def test_grown_parameters_get_numbers_behind_all_others(kind):
 def test_a_sampler_built_with_the_new_sizes_resumes(kind):
     chain = Chain(kind)
     chain.run(range(2))
-    p = chain.params[1]
-    p.data = torch.linspace(-1, 1, 200, dtype=p.dtype)
-    p.grad = None
-    forget_state(chain.sampler, p)
-    chain.sampler.reassign_noise_offsets()
+    resize(chain.sampler, chain.params[1], 200)
     chain.run(range(2, 4))
     saved = copy.deepcopy(chain.sampler.state_dict())
     twin = chain.twin()

@@ -86,13 +86,6 @@ def test_arrays_of_draws(tmp_path):
     assert np.asarray(halves["0.bias"]).dtype == np.float32
 
 
-def test_a_chain_that_is_not_there(tmp_path):
-    store = run(tmp_path, **SMALL, chains=2)
-    assert len(store.chain(1)) == 4
-    with pytest.raises(ValueError, match=r"Invalid chain: 7 \(must be in \[0"):
-        store.chain(7)
-
-
 def test_predictions_of_a_folder(tmp_path):
     store = run(tmp_path, **SMALL)
     x = torch.randn(3, 4)

@@ -419,17 +419,6 @@ def test_what_torch_keeps_of_its_own(enabled):
     assert all(p._version > v for p, v in zip(params, versions, strict=True))
 
 
-def test_a_gradient_that_does_not_fit_is_named():
-    sampler, params = make("SGLD")
-    step(sampler, params, 2)
-    before = params[0].detach().clone()
-    params[1].grad = torch.sparse_coo_tensor([[0]], [1.0], (3,))
-    with pytest.raises(RuntimeError, match="sparse"):
-        sampler.step()
-    assert same_bits(params[0].detach(), before)
-    assert torch.is_grad_enabled()
-
-
 def test_hooks_of_all_optimizers_and_profilers_see_each_step():
     sampler, params = make("SGLD")
     step(sampler, params, 2)

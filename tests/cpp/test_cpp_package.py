@@ -110,16 +110,19 @@ def test_torch_of_the_archive(of_archive, has_cuda_kernels):
     check_loaded(of_archive.program("loaded"), has_cuda_kernels)
 
 
+def project_of(folder, line):
+    project = folder / "project"
+    project.mkdir()
+    head = "cmake_minimum_required(VERSION 3.25)\nproject(p LANGUAGES CXX)\n"
+    (project / "CMakeLists.txt").write_text(f"{head}{line}\n")
+    return project
+
+
 def test_beside_the_package_of_torch(
     cpp_package, consumer, objects, tmp_path, has_cuda_kernels
 ):
     # Where torch's own package does not work, nobody can use it beside this one.
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    (alone / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.25)\nproject(alone LANGUAGES CXX)\n"
-        "find_package(Torch REQUIRED)\n"
-    )
+    alone = project_of(tmp_path, "find_package(Torch REQUIRED)")
     options = ("-DTORCH_CUDA_ARCH_LIST=8.0",)
     prefix = torch.utils.cmake_prefix_path
     try:
@@ -188,25 +191,15 @@ def test_a_missing_torch_is_named(cpp_package, consumer):
 
 
 def test_a_component_is_refused(cpp_package, consumer, tmp_path):
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.25)\nproject(p LANGUAGES CXX)\n"
-        "find_package(TorchSGMCMC CONFIG REQUIRED COMPONENTS samplers)\n"
-    )
-    consumer.source = project
+    line = "find_package(TorchSGMCMC CONFIG REQUIRED COMPONENTS samplers)"
+    consumer.source = project_of(tmp_path, line)
     found = refusal(consumer, cpp_package, torch.utils.cmake_prefix_path)
     assert "has no component samplers, nor any other. Leave COMPONENTS out." in found
 
 
 def test_a_parent_project_keeps_its_settings(tmp_path):
     """Build type and kind of libraries; a list in the environment is read."""
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.25)\nproject(p LANGUAGES CXX)\n"
-        f"add_subdirectory({cpp.CHECKOUT} sampling)\n"
-    )
+    project = project_of(tmp_path, f"add_subdirectory({cpp.CHECKOUT} sampling)")
     prefixes = f"{tmp_path / 'nothing'};{torch.utils.cmake_prefix_path}"
     done = subprocess.run(
         [

@@ -17,6 +17,11 @@ from torch_sgmcmc.diagnostics.setup_steps import Curvature
 from torch_sgmcmc.diagnostics.temperature_means import Motion, Step
 
 
+def with_replacement(*tensors):
+    batches = sg.IndependentBatchSampler(N, BATCH, replacement=True, seed=0)
+    return DataLoader(TensorDataset(*tensors), batch_sampler=batches)
+
+
 @pytest.mark.parametrize(
     ("kind", "limit", "part"),
     [(sg.SGHMC, 2 * 1.9, 1.0), (sg.BAOA, 4.0, 0.95)],
@@ -28,10 +33,7 @@ def test_curvature_and_heat_equal_those_of_a_quadratic(kind, limit, part):
     y = torch.randn(N, 1, dtype=torch.float64)
     model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
     nn.init.zeros_(model.weight)
-    loader = DataLoader(
-        TensorDataset(y),
-        batch_sampler=sg.IndependentBatchSampler(N, BATCH, replacement=True, seed=0),
-    )
+    loader = with_replacement(y)
     sampler = kind(
         model.parameters(), lr=0.01, momentum=0.9, num_data=N, prior_precision=60.0
     )
@@ -60,10 +62,7 @@ def flat_and_noisy(y, curvature):
     def loss(model, batch):
         return curvature * (model[0] ** 2).sum() / 2 + (model[1] * batch[0]).mean()
 
-    loader = DataLoader(
-        TensorDataset(y),
-        batch_sampler=sg.IndependentBatchSampler(N, BATCH, replacement=True, seed=0),
-    )
+    loader = with_replacement(y)
     return model, loss, loader
 
 
@@ -99,10 +98,7 @@ def test_both_limits_of_lr_by_group(kind):
     torch.manual_seed(0)
     x, y = torch.randn(N, 3, dtype=torch.float64), torch.randint(2, (N,))
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2)).double()
-    loader = DataLoader(
-        TensorDataset(x, y),
-        batch_sampler=sg.IndependentBatchSampler(N, BATCH, replacement=True, seed=0),
-    )
+    loader = with_replacement(x, y)
     loss = sg.losses.categorical()
     numbers = {"lr": 1e-4, "momentum": 0.5, "num_data": N}
     groups = [
