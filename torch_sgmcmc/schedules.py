@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -77,11 +78,38 @@ class _Schedule(LRScheduler):
         super().load_state_dict(state_dict)
 
 
-def parts_of(schedules: Iterable[Any]) -> Iterator[Any]:
-    """Yields schedules, and those that torch's SequentialLR and others consist of."""
+def _parts_of(schedules: Iterable[Any], *, due: bool = False) -> Iterator[Any]:
+    """Yields schedules, and those of which torch's SequentialLR and others consist.
+
+    With ``due``, those only of a SequentialLR whose turn it is.
+    """
     for schedule in schedules:
         yield schedule
-        yield from parts_of(getattr(schedule, "_schedulers", ()))
+        parts = getattr(schedule, "_schedulers", ())
+        if due and hasattr(schedule, "_milestones"):
+            first = bisect_right(schedule._milestones, schedule.last_epoch)
+            parts = parts[first : first + 1]
+        yield from _parts_of(parts, due=due)
+
+
+def collecting_with(
+    schedules: Sequence[Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns a collector's options, with weights and phases of a chain's schedules."""
+    options = dict(given)
+    for part in _parts_of(schedules):
+        if isinstance(part, PolynomialDecay):
+            options.setdefault("weight", lambda _, part=part: part.weight)
+    if not any(hasattr(part, "collecting") for part in _parts_of(schedules)):
+        return options
+    when = options.get("when")
+
+    def is_collecting() -> bool:
+        parts = _parts_of(schedules, due=True)
+        found = [part.collecting for part in parts if hasattr(part, "collecting")]
+        return bool(found) and all(found) and (when is None or when())
+
+    return {**options, "when": is_collecting}
 
 
 class CyclicalSchedule(_Schedule):
@@ -104,9 +132,10 @@ class CyclicalSchedule(_Schedule):
 
     The schedule is a :class:`torch.optim.lr_scheduler.LRScheduler`: call :meth:`step`
     once after each step of the sampler, and collect draws before it where
-    :attr:`collecting` is True. State dicts of sampler and schedule together resume a
-    chain in the middle of a cycle bitwise identically; make the schedule before loading
-    them.
+    :attr:`collecting` is True. In torch's ``SequentialLR``, such as after a warm-up of
+    lr, T is not changed before its turn. State dicts of sampler and schedule together
+    resume a chain in the middle of a cycle bitwise identically; make the schedule
+    before loading them.
 
     Args:
         sampler: a gradient-only sampler, such as SGLD and SGHMC, not capturable, with T

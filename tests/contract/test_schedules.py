@@ -162,14 +162,15 @@ def test_a_whole_run_of_cycles_after_a_warm_up():
     def schedule(sampler):
         linear = LinearLR(sampler, 0.1, total_iters=4)
         cycles = sg.CyclicalSchedule(sampler, 4, exploration=0.5)
-        return SequentialLR(sampler, [linear, cycles], [6])
+        last = PolynomialLR(sampler, total_iters=10)
+        return SequentialLR(sampler, [linear, cycles, last], [6, 14])
 
     store = sg.sample(
         model,
         sghmc,
         loader(),
         loss,
-        steps=14,
+        steps=18,
         seed=1,
         schedule=schedule,
         report=False,

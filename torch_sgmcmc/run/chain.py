@@ -39,7 +39,7 @@ from torch_sgmcmc.run import start as starts
 from torch_sgmcmc.run.collector import Collector
 from torch_sgmcmc.run.compile import Blocks, length_of_blocks
 from torch_sgmcmc.run.start import Start
-from torch_sgmcmc.schedules import GammaPrecision, PolynomialDecay, parts_of
+from torch_sgmcmc.schedules import GammaPrecision, collecting_with
 
 # Steps between observations of a compiled chain, which makes a block of single steps
 # for each.
@@ -225,16 +225,10 @@ class _Run:
 
     def collector(self, store: Path | SampleStore) -> Collector:
         """Returns the chain's Collector."""
-        options = {**self._settings.collecting, "monitor": self._monitor}
+        options = collecting_with(self._schedules, self._settings.collecting)
+        options["monitor"] = self._monitor
         if isinstance(self._settings.loss, Likelihood):
             options["likelihood"] = self._settings.loss
-        for schedule in parts_of(self._schedules):
-            if isinstance(schedule, PolynomialDecay):
-                options.setdefault("weight", lambda sampler, s=schedule: s.weight)
-        cycles = [s for s in parts_of(self._schedules) if hasattr(s, "collecting")]
-        if cycles:
-            given = options.get("when") or (lambda: True)
-            options["when"] = lambda: all(s.collecting for s in cycles) and given()
         collector = Collector(
             self._sampler, self._model, store, chain=self._chain, **options
         )
