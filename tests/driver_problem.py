@@ -46,19 +46,10 @@ def cycles(sampler):
     return sg.CyclicalSchedule(sampler, 8, exploration=0.5)
 
 
-def run(folder, **options):
-    given = {
-        "steps": 50,
-        "burn_in": 3,
-        "every": 2,
-        "seed": 5,
-        "checkpoint_every": 7,
-        "progress": False,
-        "check": False,
-        **options,
-    }
-    sampler = given.pop("sampler", sghmc)
-    return sg.sample(model, sampler, loader(), loss, folder, **given)
+def run(folder, model=model, sampler=sghmc, batches=None, loss=loss, **options):
+    given = {"steps": 50, "burn_in": 3, "every": 2, "seed": 5, "checkpoint_every": 7}
+    given |= {"progress": False, "check": False, **options}
+    return sg.sample(model, sampler, batches or loader(), loss, folder, **given)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from driver_problem import loader, loss, model, sghmc
+from driver_problem import run
 from reference import assert_same_bits
 from torch.optim.lr_scheduler import LinearLR, PolynomialLR, SequentialLR
 
@@ -165,18 +165,7 @@ def test_a_whole_run_of_cycles_after_a_warm_up():
         last = PolynomialLR(sampler, total_iters=10)
         return SequentialLR(sampler, [linear, cycles, last], [6, 14])
 
-    store = sg.sample(
-        model,
-        sghmc,
-        loader(),
-        loss,
-        steps=18,
-        seed=1,
-        schedule=schedule,
-        report=False,
-        check=False,
-        progress=False,
-    )
+    store = run(None, schedule=schedule, steps=18, burn_in=0, every=1)
     assert [draw.step for draw in store] == [9, 10, 13, 14]
 
 

@@ -93,17 +93,7 @@ def test_processes(tmp_path, set_threads):
 @pytest.mark.usefixtures("forked")
 def test_an_error_in_a_process_is_raised(tmp_path):
     with pytest.raises(TypeError, match="must return the mean loss"):
-        sg.sample(
-            model,
-            sghmc,
-            loader(),
-            print,
-            tmp_path,
-            steps=3,
-            chains=2,
-            processes=2,
-            progress=False,
-        )
+        run(tmp_path, loss=print, chains=2, processes=2)
     with pytest.raises(TypeError, match="can be imported, or processes=1"):
         run(tmp_path, chains=2, processes=2, callbacks=[lambda state: None])
 
@@ -203,13 +193,8 @@ def test_cycles_keep_temperatures_and_losses(tmp_path):
 
 def test_some_of_a_cycles_samples(tmp_path):
     steps = iter(range(1, 51))
-    store = run(
-        tmp_path,
-        schedule=cycles,
-        burn_in=0,
-        every=1,
-        when=lambda: next(steps) % 2 == 0,  # asked in sampling phases alone
-    )
+    options = {"burn_in": 0, "every": 1, "when": lambda: next(steps) % 2 == 0}
+    store = run(tmp_path, schedule=cycles, **options)  # asked in sampling phases alone
     wanted = [step for step in range(1, 51) if (step - 1) % 8 >= 4]
     assert [draw.step for draw in store] == wanted[1::2]
 
@@ -255,17 +240,8 @@ def test_closures_of_other_samplers(tmp_path, sampler, loss):
 
 def test_hmc_of_all_data(tmp_path):
     sampler = partial(sg.HMC, step_size=0.01, num_steps=3, num_data=ROWS)
-    batches = [data()[:]]
-    store = sg.sample(
-        lambda: nn.Linear(4, 3),
-        sampler,
-        batches,
-        loss,
-        tmp_path,
-        steps=5,
-        seed=1,
-        progress=False,
-    )
+    options = {"steps": 5, "burn_in": 0, "every": 1, "check": True}
+    store = run(tmp_path, partial(nn.Linear, 4, 3), sampler, [data()[:]], **options)
     assert [draw.step for draw in store] == [1, 2, 3, 4, 5]
 
 
@@ -275,17 +251,8 @@ def test_a_module_is_copied(tmp_path):
     before = {name: t.clone() for name, t in network.state_dict().items()}
     random = torch.get_rng_state()
     seen = []
-    sg.sample(
-        network,
-        sghmc,
-        loader(),
-        loss,
-        tmp_path,
-        steps=2,
-        seed=1,
-        progress=False,
-        callbacks=[lambda state: seen.append(state.model)],
-    )
+    look = lambda state: seen.append(state.model)  # noqa: E731
+    run(tmp_path, network, steps=2, burn_in=0, check=True, callbacks=[look])
     assert torch.equal(torch.get_rng_state(), random)
     assert len(seen) == 2 and network not in seen
     after = network.state_dict()
@@ -380,12 +347,7 @@ def test_errors(tmp_path):
     with pytest.raises(TypeError, match=r"Invalid sampler: .* returned SGD"):
         run(tmp_path, sampler=lambda params, seed: torch.optim.SGD(params, 0.1))
     with pytest.raises(TypeError, match="HMCECS draws its own subsamples"):
-        run(
-            tmp_path,
-            sampler=lambda params, seed: sg.HMCECS(
-                params, num_data=ROWS, subsample_size=5, seed=seed
-            ),
-        )
+        run(tmp_path, sampler=partial(sg.HMCECS, num_data=ROWS, subsample_size=5))
     with pytest.raises(ValueError, match="it has no minibatch"):
         sg.sample(model, sghmc, [], loss, tmp_path, steps=1, progress=False)
     with pytest.raises(TypeError, match="no length"):
@@ -441,7 +403,6 @@ def test_files_that_differ_in_their_suffix(tmp_path):
 
 
 def layers(params, seed):
-    """A group for weights, one for biases."""
     params = [*params]
     groups = [
         [p for p in params if is_weight == (p[1].dim() > 1)]

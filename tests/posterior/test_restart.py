@@ -161,16 +161,7 @@ def test_a_model_that_fails_is_no_reason_to_delete(tmp_path):
         raise OSError("no weights")
 
     with pytest.raises(OSError, match="no weights"):
-        sg.sample(
-            fails,
-            sghmc,
-            loader(),
-            loss,
-            tmp_path,
-            steps=8,
-            restart=True,
-            progress=False,
-        )
+        run(tmp_path, fails, steps=8, restart=True)
     assert contents(tmp_path) == before
 
 
@@ -259,12 +250,7 @@ def test_gibbs_draws_beside_cycles(tmp_path):
 
 
 def test_another_loader(tmp_path):
-    def go(loader, steps=9):
-        sg.sample(
-            model, sghmc, loader, loss, tmp_path, steps=steps, seed=1, progress=False
-        )
-
-    go(loader())
+    run(tmp_path, steps=9)
     before = contents(tmp_path)
     where = rf"\(chain 0 in {tmp_path} was written with"
     for other, words in (
@@ -274,9 +260,9 @@ def test_another_loader(tmp_path):
         ([*loader()][:5], rf"number of minibatches 5 {where} 6; restart"),
     ):
         with pytest.raises(ValueError, match=f"^Invalid loader: {words}"):
-            go(other)
+            run(tmp_path, batches=other, steps=9)
         assert contents(tmp_path) == before
-    go([*loader()], 10)  # of which the rest is not known
+    run(tmp_path, batches=[*loader()], steps=10)  # of which the rest is not known
 
 
 def another_loss(model, batch):
@@ -292,24 +278,12 @@ def test_another_loss_or_model(tmp_path):
     network = model()
     other = Another(*copy.deepcopy(network))
 
-    def go(network, loss, steps):
-        sg.sample(
-            network,
-            sghmc,
-            loader(),
-            loss,
-            tmp_path,
-            steps=steps,
-            seed=1,
-            progress=False,
-        )
-
-    go(network, partial(loss), 3)
-    go(network, loss, 4)
+    run(tmp_path, network, loss=partial(loss), steps=5)
+    run(tmp_path, network, steps=6)
     with pytest.warns(UserWarning, match=r"written with loss loss; now it is another"):
-        go(network, another_loss, 5)
+        run(tmp_path, network, loss=another_loss, steps=7)
     with pytest.warns(UserWarning, match=r"written with model Sequential; now it is A"):
-        go(other, another_loss, 6)
+        run(tmp_path, other, loss=another_loss, steps=8)
 
 
 def test_a_checkpoint_that_lacks_a_key(tmp_path):

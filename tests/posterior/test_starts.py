@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from driver_problem import ROWS, data, loader, loss, model, run, sghmc
+from driver_problem import ROWS, data, model, run
 from stored_files import contents
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
@@ -16,6 +16,7 @@ from torch_sgmcmc.core.random_state import fold_in
 from torch_sgmcmc.diagnostics.run_record import read_run_record
 
 FLAT = partial(sg.SGHMC, lr=0.05, num_data=ROWS)
+ONE = {"steps": 1, "every": 1, "burn_in": 0, "report": False}
 
 
 def starts(given, chains, **options):
@@ -26,23 +27,13 @@ def starts(given, chains, **options):
         found.append(state.model.state_dict()["0.weight"].clone())
 
     tiny = partial(sg.SGLD, lr=1e-20, num_data=ROWS, prior_precision=400.0)
-    options = {"sampler": tiny, "every": 1, "burn_in": 0, "report": False} | options
-    callbacks = {"steps": 1, "checkpoint_every": None, "callbacks": [look]}
-    made = options.pop("model", model)
-    sampler = options.pop("sampler")
     given = {} if given is None else {"start": given}
-    sg.sample(
-        made,
-        sampler,
-        loader(),
-        loss,
+    run(
+        None,
         chains=chains,
-        seed=5,
-        progress=False,
-        check=False,
-        **callbacks,
-        **given,
-        **options,
+        callbacks=look,
+        **ONE,
+        **{"sampler": tiny, **given, **options},
     )
     return found
 
@@ -91,19 +82,7 @@ def test_frozen_parameters_and_buffers_stay():
         kept.update({k: v.clone() for k, v in state.model.state_dict().items()})
 
     before = network.state_dict()["4.weight"].clone()
-    sg.sample(
-        network.eval(),
-        sghmc,
-        loader(),
-        loss,
-        steps=1,
-        start="reset",
-        callbacks=look,
-        seed=1,
-        progress=False,
-        check=False,
-        report=False,
-    )
+    run(None, network.eval(), start="reset", callbacks=look, **ONE)
     assert torch.equal(kept["0.weight"], network[0].weight)
     assert torch.equal(kept["1.running_mean"], torch.full((8,), 7.0))
     assert not torch.allclose(kept["4.weight"], before, atol=0.05)
@@ -142,20 +121,11 @@ def test_parameters_that_are_not_reset_are_named():
         kept.update({k: v.clone() for k, v in state.model.named_parameters()})
 
     named = r"stay as they are: 'shift', 'square.parametrizations.weight.original'$"
+    still = partial(sg.SGLD, lr=1e-20, num_data=5)
+    mean = lambda net, x: net(x).square().mean()  # noqa: E731
     with pytest.warns(UserWarning, match=named):
-        sg.sample(
-            network,
-            partial(sg.SGLD, lr=1e-20, num_data=5),
-            [torch.ones(5, 4)],
-            lambda net, x: net(x).square().mean(),
-            steps=1,
-            start="reset",
-            callbacks=look,
-            seed=1,
-            progress=False,
-            check=False,
-            report=False,
-        )
+        given = (network, still, [torch.ones(5, 4)], mean)
+        run(None, *given, start="reset", callbacks=look, **ONE)
     same = {k for k, p in network.named_parameters() if torch.equal(p, kept[k])}
     constant = {"scale.bias", "attention.in_proj_bias", "attention.out_proj.bias"}
     assert same - constant == {"shift", "square.parametrizations.weight.original"}
@@ -177,17 +147,9 @@ def test_a_reset_of_nothing_is_the_model(tmp_path):
         def forward(self, x):
             return x @ self.w[:, None]
 
-    given = {"steps": 5, "chains": 2, "check": False, "progress": False}
+    given = (Raw(), FLAT, [torch.ones(2, 4)], lambda net, x: net(x).sum())
     with pytest.warns(UserWarning, match=r"without reset_parameters\(\) stay .*: 'w'"):
-        store = sg.sample(
-            Raw(),
-            FLAT,
-            [torch.ones(2, 4)],
-            lambda net, x: net(x).sum(),
-            tmp_path,
-            **given,
-            report=False,
-        )
+        store = run(tmp_path, *given, chains=2, steps=5, report=False)
     records = [read_run_record(store.chain(i)[0]) for i in range(2)]
     assert [record.start for record in records] == ["model", "model"]
 
@@ -261,7 +223,6 @@ def test_errors(options, error, message):
 
 
 def test_a_loops_chains_have_starts(tmp_path):
-    """Also after a checkpoint."""
     starts, saved = [], ({}, {})
     for chain, resumes in ((0, False), (1, False), (1, True)):
         p = nn.Parameter(torch.zeros(3))
