@@ -261,6 +261,31 @@ def test_what_is_refused(method):
     assert sampler.param_groups[0]["num_chains"] == CHAINS
 
 
+@pytest.mark.parametrize("steps_before", [0, 2])
+@pytest.mark.parametrize("method", [*CLASSES, partial(sg.HMC, num_steps=3), sg.MCLMC])
+def test_a_number_that_is_written_later(method, steps_before):
+    if method is sg.PSGLD:
+        method = partial(sg.PSGLD, gamma=False)
+    for before, after in ((CHAINS, None), (None, CHAINS), (CHAINS, 1)):
+        p = torch.ones(CHAINS, 4, requires_grad=True)
+        sampler = method([p], 0.01, num_data=10, num_chains=before, seed=0)
+
+        def closure(p=p, before=before):
+            p.grad = p.detach().clone()
+            return torch.zeros(before or ())
+
+        for _ in range(steps_before):
+            sampler.step(closure)
+        (group,) = sampler.param_groups
+        group["num_chains"] = after
+        here = p.detach().clone()
+        with pytest.raises(ValueError, match=rf"^Invalid num_chains: {after} \(it was"):
+            sampler.step(closure)
+        assert torch.equal(p, here)
+        group["num_chains"] = before
+        sampler.step(closure)
+
+
 def test_what_operators_refuse():
     target = {"lr": 0.1, "num_data": 1, "prior_precision": 0, "temperature": 1}
     arguments = {**target, "offsets": [0], "seed": 0, "step": 0}

@@ -48,6 +48,31 @@ def sgld(model, **settings):
     return sg.SGLD(model.parameters(), 0.1, num_data=64, seed=3, **settings)
 
 
+def test_chains_of_one_tensor_that_has_other_memory(tmp_path):
+    p = torch.ones(3, 2, requires_grad=True)
+    sampler = sg.SGHMC([p], 0.1, num_data=20, num_chains=3, seed=0)
+    views = [{"p": p.detach()[k]} for k in range(3)]
+    others = [sg.Collector(sampler, view, tmp_path, chain=k)
+              for k, view in enumerate(views)]  # fmt: skip
+
+    def step():
+        p.grad = p.detach().clone()
+        sampler.step()
+
+    step()
+    p.data = p.data.clone()  # as in torch.nn.utils.vector_to_parameters
+    before = p.detach().clone()
+    with pytest.raises(RuntimeError, match="'p' is not a view of a parameter of the"):
+        step()
+    assert torch.equal(p, before)
+    for collector in others:
+        collector.close()
+    with sg.Collector(sampler, {"p": p.detach()[1]}, tmp_path / "again"):
+        step()
+    (draw,) = sg.SampleStore(tmp_path / "again")
+    assert torch.equal(draw["p"], p.detach()[1])
+
+
 def test_draws_are_the_model_after_the_step(tmp_path):
     """Updated parameters, copies of them, and the batch-norm buffers of that step."""
     model = net()

@@ -390,6 +390,21 @@ def test_errors_are_those_of_the_link():
     assert line.startswith(f"Error of all draws together {wrong:.2%}, of one")
 
 
+def test_weights_are_unknown_to_it():
+    g = torch.Generator().manual_seed(0)
+    model, x, y = nn.Linear(3, 2), torch.randn(5, 3), torch.zeros(5).long()
+    draws = [
+        Drawn({"weight": torch.randn(2, 3, generator=g), "bias": torch.zeros(2)}, 0)
+        for _ in range(8)
+    ]
+    assert sg.report(model, draws, x, y).score
+    for draw, weight in zip(draws, (1, 1, -1, 1, 1, 1, 1, 1), strict=True):
+        draw.weight = weight
+    found = sg.report(model, draws, x, y)
+    wanted = "the 8 draws are worth 4.5 of equal weight in predictions"
+    assert not found.score and any(wanted in text for text in found.unknown)
+
+
 def test_targets_that_do_not_fit_have_no_error():
     """It would be of other inputs, or of no class."""
     g = torch.Generator().manual_seed(0)

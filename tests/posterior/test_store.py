@@ -5,6 +5,8 @@ import json
 import math
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 import zlib
@@ -167,6 +169,32 @@ def test_writing_into_a_draw_changes_no_file(tmp_path, per_file):
     assert not one["a.bias"].any() and same(store[2], draw(3))
     assert same(pickle.loads(pickle.dumps(one)), draw(3))
     assert files(tmp_path) == before
+
+
+def test_numbers_above_the_largest_of_the_dtype(tmp_path):
+    large = {"w": torch.tensor([1e5, 1.0, math.inf])}
+    writer = sg.SampleWriter(tmp_path, large, dtype=torch.float16)
+    with (
+        writer,
+        pytest.warns(UserWarning, match="'w' has numbers above 65504") as found,
+    ):
+        writer.append({"w": torch.tensor([1.0, 1.0, math.inf])}, step=1)
+        assert not found
+        writer.append(large, step=2)
+        writer.append(large, step=3)
+    assert len(found) == 1
+
+
+def test_a_program_that_ends_with_an_open_writer(tmp_path):
+    """It prints nothing."""
+    program = """
+import sys, torch, torch_sgmcmc as sg
+writer = sg.SampleWriter(sys.argv[1], {"w": torch.zeros(2)})
+writer.append({"w": torch.ones(2)}, step=1)
+"""
+    command = [sys.executable, "-W", "ignore", "-c", program, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "Traceback" not in done.stderr and "flock" not in done.stderr
 
 
 DTYPES = (

@@ -271,6 +271,8 @@ class StepContext:
         self.plan: Any = None
         #: Lengths of the groups at the last check of their keys.
         self.lengths: tuple[int, ...] = ()
+        #: num_chains for which noise offsets were assigned; () if unknown.
+        self.chains: Any = ()
 
     def saved(self) -> dict[str, Any]:
         """Returns a snapshot for :meth:`restore`."""

@@ -127,6 +127,7 @@ class NewGroup:
             del context.groups[place]
             raise
         context.rng.add_group([*map(context.numel, group["params"])])
+        context.chains = context.groups[0].get("num_chains")
         context.is_settled = False
         find_placement(context)
 
@@ -146,6 +147,7 @@ def show_values(context: StepContext) -> None:
     context.rng.show(context.groups)
     note_given(context)
     context.lengths = tuple(map(len, context.groups))
+    context.chains = context.groups[0].get("num_chains")
     if context.state and context.rng.steps > 0:
         context.link_step()
         context.keep_created()

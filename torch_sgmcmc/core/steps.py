@@ -167,6 +167,12 @@ def check_groups(sampler: Hooks) -> None:
         check_meaningful(context.name, context.keys, group, group["num_data"])
         sampler._check_group(group)
     check_equal(context.groups, context.spec.shared, context.spec.why_equal)
+    chains = context.groups[0].get("num_chains")
+    if chains != context.chains != ():
+        raise ValueError(
+            f"Invalid num_chains: {chains} (it was {context.chains} when the "
+            "parameters were given, and cannot change: make a new sampler)"
+        )
 
 
 def gather(context: StepContext) -> list[TensorLists]:

@@ -21,7 +21,7 @@ from torch_sgmcmc.diagnostics import run_issues, run_record
 from torch_sgmcmc.diagnostics.convergence import Convergence
 from torch_sgmcmc.diagnostics.temperatures import TemperatureMonitor
 from torch_sgmcmc.draws.averages import Link, link_of
-from torch_sgmcmc.draws.forward import as_tensor
+from torch_sgmcmc.draws.forward import as_tensor, weight_of
 from torch_sgmcmc.draws.store import Draw, SampleStore
 from torch_sgmcmc.draws.store_files import finite
 from torch_sgmcmc.io import replace_file
@@ -234,7 +234,7 @@ def report(
     numbers. Run records add T_kin and T_conf of each tensor in units of T
     (:class:`TemperatureMonitor`), skipped steps, and HMC's acceptance. About one report
     of a hundred has a false alarm (docs/first_run.md). It lists what is unknown. All
-    draws weigh 1.
+    draws weigh 1, and if they have other weights, it says so.
 
     :func:`sample` stores the run records and the report beside the draws.
 
@@ -293,8 +293,8 @@ def report(
             norms, "Norms of tensors", [*chains], of.__getitem__
         )
         found += more
-    score = _score(outputs, targets, link_of(draws[0], **options)[0])
-    unknown += [] if score else _no_score(outputs, targets)
+    score, no_score = _scored(draws, outputs, targets, options)
+    unknown += no_score
     few = run_issues.few_draws(convergence, sum(map(len, chains.values())), len(chains))
     unknown += _unsure(shared, bool(few), convergence, runs)
     judged, not_known = run_issues.check_runs(runs)
@@ -309,6 +309,24 @@ def report(
         spacing=_spacing(series),
         score=score,
     )
+
+
+def _scored(
+    draws: Sequence[Any],
+    outputs: Tensor | None,
+    targets: Tensor | None,
+    options: Mapping[str, Any],
+) -> tuple[str, list[str]]:
+    """Returns the score, and why there is none."""
+    weights = torch.tensor([weight_of(draw, None) for draw in draws])
+    if bool((weights != weights[0]).any()):
+        worth = float(weights.sum() ** 2 / weights.square().sum())
+        return "", [
+            f"the error, and what weights change (the {len(weights)} draws are worth "
+            f"{worth:.3g} of equal weight in predictions; here each counts as 1)"
+        ]
+    score = _score(outputs, targets, link_of(draws[0], **options)[0])
+    return score, [] if score else _no_score(outputs, targets)
 
 
 def _no_score(outputs: Tensor | None, targets: Tensor | None) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from torch_sgmcmc.core.hyperparams import check_integer, wrong_type
+from torch_sgmcmc.core.hyperparams import check_integer, warn, wrong_type
 from torch_sgmcmc.draws import store_files
 from torch_sgmcmc.draws.store_files import (
     CorruptDrawError,
@@ -292,6 +292,7 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
         self._is_undecided = len(self) > 0
         self._rows: list[tuple[dict[str, Tensor], dict[str, Any]]] = []
         self._since = 0.0
+        self._has_warned = False
         self._lock, self._process = threading.RLock(), os.getpid()
 
     def __len__(self) -> int:
@@ -340,9 +341,28 @@ class SampleWriter(AbstractContextManager["SampleWriter"]):
                 name: torch.empty_like(t, device="cpu").copy_(draw[name])
                 for name, t in self._like.items()
             }
+            self._warn_of_overflow(draw, copies)
             if not self._rows:
                 self._since = time.monotonic()
             self._rows.append((copies, numbers))
+
+    def _warn_of_overflow(
+        self, draw: Mapping[str, Tensor], copies: Mapping[str, Tensor]
+    ) -> None:
+        if self._has_warned:
+            return
+        for name, copy in copies.items():
+            own = draw[name]
+            if not copy.is_floating_point() or copy.dtype is own.dtype:
+                continue
+            if bool((copy.isinf() & own.cpu().isfinite()).any()):
+                self._has_warned = True
+                warn(
+                    f"{name!r} has numbers above {torch.finfo(copy.dtype).max:g}, the "
+                    f"largest of {copy.dtype}: they are stored as infinite (take "
+                    "another dtype: bfloat16 has the range of float32)"
+                )
+                return
 
     def check_draw(self, draw: Mapping[str, Tensor]) -> None:
         """Raises a ValueError if a tensor is missing or of another shape."""

@@ -342,7 +342,7 @@ def _locked(store: Path, chain: int) -> Iterator[None]:
             os.write(lock.fileno(), b"%d\n" % os.getpid())
             yield
         finally:
-            if not lock.closed:  # as in a fork, whose copies of the lock may live on
+            if not lock.closed and fcntl is not None:  # a fork, or Python ends
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
 

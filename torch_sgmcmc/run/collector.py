@@ -81,6 +81,11 @@ class _ModelTensors:
             saved = model.state_dict()
         self._first = {name: p for name, p in named.items() if name in chosen}
         self._first |= {k: held[k] for k in map(self._plain.get, saved) if k in held}
+        # Views of parameters, such as the chains of one tensor.
+        self._params, is_view = params, lambda t: not isinstance(t, nn.Parameter)
+        self._views = {
+            k: t for k, t in self._first.items() if is_view(t) and _place(t) in places
+        }
         #: Tensors that are not stored; None for those that are sampled.
         self.rest: dict[str, Tensor | None] = {
             k: None if k in own else t for k, t in named.items() if k not in chosen
@@ -96,6 +101,15 @@ class _ModelTensors:
                     f"the model's {name!r} is missing or another tensor than when the "
                     "collector was made (was a layer replaced, or did weight_norm "
                     "rename it? Make the sampler and the collector after it)"
+                )
+        if self._views:
+            places = {*map(_place, self._params)}
+            lost = [k for k, view in self._views.items() if _place(view) not in places]
+            if lost:
+                raise RuntimeError(
+                    f"the mapping's {lost[0]!r} is not a view of a parameter of the "
+                    "sampler any more, as when it was given (was a parameter's .data "
+                    "replaced, as by vector_to_parameters? Make the collector after it)"
                 )
         return {name: named[name].detach() for name in self._first}
 
