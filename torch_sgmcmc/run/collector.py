@@ -80,12 +80,12 @@ class _ModelTensors:
         if buffers and held and isinstance(model, nn.Module):
             saved = model.state_dict()
         self._first = {name: p for name, p in named.items() if name in chosen}
-        self._first |= {k: held[k] for k in map(self._plain.get, saved) if k in held}
         # Views of parameters, such as the chains of one tensor.
         self._params, is_view = params, lambda t: not isinstance(t, nn.Parameter)
         self._views = {
             k: t for k, t in self._first.items() if is_view(t) and _place(t) in places
         }
+        self._first |= {k: held[k] for k in map(self._plain.get, saved) if k in held}
         #: Tensors that are not stored; None for those that are sampled.
         self.rest: dict[str, Tensor | None] = {
             k: None if k in own else t for k, t in named.items() if k not in chosen
