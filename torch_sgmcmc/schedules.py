@@ -223,7 +223,7 @@ class CyclicalSchedule(_Schedule):
     def __setattr__(self, name: str, value: object) -> None:
         """Restores temperatures when SequentialLR takes the first step back."""
         super().__setattr__(name, value)
-        if value == -1 and name == "last_epoch" and self.temperatures:
+        if name == "last_epoch" and value == -1 and self.temperatures:
             self._set_temperatures(explores=False)
 
     @property
