@@ -192,8 +192,9 @@ import sys, torch, torch_sgmcmc as sg
 writer = sg.SampleWriter(sys.argv[1], {"w": torch.zeros(2)})
 writer.append({"w": torch.ones(2)}, step=1)
 """
-    command = [sys.executable, "-W", "ignore", "-c", program, tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-W", "ignore", "-c", program, tmp_path / "draws"]
+    options = {"cwd": tmp_path, "capture_output": True, "text": True}
+    done = subprocess.run(command, check=True, **options)
     assert "Traceback" not in done.stderr and "flock" not in done.stderr
 
 
