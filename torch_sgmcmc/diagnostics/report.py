@@ -318,9 +318,9 @@ def _scored(
     options: Mapping[str, Any],
 ) -> tuple[str, list[str]]:
     """Returns the score, and why there is none."""
-    weights = torch.tensor([weight_of(draw, None) for draw in draws])
-    if bool((weights != weights[0]).any()):
-        worth = float(weights.sum() ** 2 / weights.square().sum())
+    weights = [weight_of(draw, None) for draw in draws]
+    if len({*weights}) > 1:
+        worth = sum(weights) ** 2 / sum(w * w for w in weights)
         return "", [
             f"the error, and what weights change (the {len(weights)} draws are worth "
             f"{worth:.3g} of equal weight in predictions; here each counts as 1)"
