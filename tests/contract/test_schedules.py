@@ -143,6 +143,22 @@ def test_cycles_after_a_warm_up(exploration, resumes):
     ]
 
 
+def test_a_group_that_comes_during_a_warm_up():
+    sampler = sampler_of("SGLD")
+    linear = LinearLR(sampler, 0.1, total_iters=2)
+    cycles = sg.CyclicalSchedule(sampler, 4, exploration=0.5)
+    both = SequentialLR(sampler, [linear, cycles], [2])
+    sampler.add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
+    found = []
+    for _ in range(6):
+        for group in sampler.param_groups:
+            quadratic(group["params"][0])
+        sampler.step()
+        found.append([group["temperature"] for group in sampler.param_groups])
+        both.step()
+    assert found == [[1, 1]] * 2 + [[0, 0]] * 2 + [[1, 1]] * 2
+
+
 def test_cycles_before_another_schedule():
     sampler = sampler_of("SGLD")
     (group,) = sampler.param_groups
